@@ -1,0 +1,581 @@
+//! Casts over slices: nearest and stochastic, into storage types, packed slices or the codes of a format of one's own.
+//!
+//! [`sr_cast`] and [`nearest_cast`] are the short form. [`Cast`] has the choices: overflow, a power-of-two scale, what to do
+//! with NaN where the format has none, existing memory. Every element is rounded once from its source, as
+//! [`round`](mod@crate::round) says. Work is spread over the current rayon pool (feature `parallel`) and runs at the best
+//! instruction-set level of the CPU; neither changes a bit, and [`Draw::at`](crate::Draw::at) makes the chunks of a tensor
+//! agree with the whole.
+//!
+//! Stochastic casts to BF16 take 16-bit draws, which are exact for f32 sources; all other targets take 32-bit draws:
+//! P(up) is the exact fraction where at most 32 bits are dropped, and within 2^-33 of it elsewhere.
+
+use alloc::vec::Vec;
+use core::ops::AddAssign;
+
+use crate::format::{Element, Format, PackedVec, SubByte, pack};
+use crate::isa::{Isa, Kernel, at_level};
+use crate::random::{BLOCK, Draw, Draws, Generator, Width, Words};
+use crate::round::lanes::{Decide, Draws16, Draws32, Lost, NearestEven, Word};
+use crate::round::{Mode, Overflow, RandomBits, Source, SourceLanes, encode};
+
+/// Casts stochastically into a new vector, with the default overflow of the target.
+///
+/// ```
+/// use halfulp::{Draw, bf16, sr_cast};
+/// let x = [1.25f32 + 0.3 / 128.0; 1000];
+/// let y: Vec<bf16> = sr_cast(&x, Draw::seeded(7));
+/// let up = y.iter().filter(|v| v.to_f32() > 1.25).count();
+/// assert!((250..350).contains(&up)); // three in ten
+/// ```
+#[must_use]
+pub fn sr_cast<T: Element>(x: &[impl Source], draw: impl Draws) -> Vec<T> {
+    Cast::stochastic(draw).infallible(x)
+}
+
+/// Casts to nearest, ties to even, into a new vector, with the default overflow of the target.
+///
+/// ```
+/// use halfulp::{E4M3, nearest_cast};
+/// let y: Vec<E4M3> = nearest_cast(&[1.0f32, 1.0625, 1e9]);
+/// assert_eq!(y, [1.0, 1.0, 448.0].map(E4M3::from_f32));
+/// ```
+#[must_use]
+pub fn nearest_cast<T: Element>(x: &[impl Source]) -> Vec<T> {
+    Cast::nearest().infallible(x)
+}
+
+/// Casts stochastically into existing memory; see [`Cast::into_slice`].
+///
+/// # Errors
+/// [`CastError::Length`] if the lengths differ; nothing is written then.
+pub fn sr_cast_into<T: Element>(x: &[impl Source], draw: impl Draws, out: &mut [T]) -> Result<Report, CastError> {
+    Cast::stochastic(draw).into_slice(x, out)
+}
+
+/// Casts to nearest into existing memory; see [`Cast::into_slice`].
+///
+/// # Errors
+/// [`CastError::Length`] if the lengths differ; nothing is written then.
+pub fn nearest_cast_into<T: Element>(x: &[impl Source], out: &mut [T]) -> Result<Report, CastError> {
+    Cast::nearest().into_slice(x, out)
+}
+
+/// What a cast lost besides precision.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Report {
+    /// Elements cast.
+    pub elements: u64,
+    /// NaN among the sources. A format without NaN stored its largest value for each.
+    pub nan: u64,
+    /// Sources, infinities included, beyond the largest finite value after rounding: saturated, or stored as infinity or
+    /// NaN under [`Overflow::Ieee`].
+    pub overflow: u64,
+    /// Sources below zero that an unsigned format could not hold.
+    pub negative: u64,
+}
+
+impl AddAssign for Report {
+    fn add_assign(&mut self, other: Self) {
+        self.elements += other.elements;
+        self.nan += other.nan;
+        self.overflow += other.overflow;
+        self.negative += other.negative;
+    }
+}
+
+/// What a cast does with NaN where the format has none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MissingNan {
+    /// Stores the largest value and counts it in the [`Report`].
+    #[default]
+    Largest,
+    /// Refuses the whole cast with [`CastError::Nan`] before anything is written.
+    Refuse,
+}
+
+/// Why a cast was refused. Nothing was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CastError {
+    /// The output is not as long as the input.
+    #[error("out: expected {expected} {unit}, got {got}")]
+    Length {
+        /// Length that the input asks for.
+        expected: usize,
+        /// Length that came.
+        got: usize,
+        /// What is counted: elements or bytes.
+        unit: &'static str,
+    },
+    /// A NaN, [`MissingNan::Refuse`], and a format without NaN.
+    #[error("x: expected no NaN, for {format} has none, got one at index {index}")]
+    Nan {
+        /// The target.
+        format: Format,
+        /// The first NaN.
+        index: usize,
+    },
+}
+
+/// A cast with all its choices.
+///
+/// ```
+/// use halfulp::{Draw, E2M1, cast::Cast, round::Overflow};
+/// let x = [0.3f32, 100.0, f32::NAN];
+/// let mut bytes = [0; 2];
+/// let cast = Cast::stochastic(Draw::seeded(7).named("w")).overflow(Overflow::Saturate);
+/// let report = cast.into_packed::<E2M1>(&x, &mut bytes)?;
+/// assert_eq!((report.elements, report.overflow, report.nan), (3, 1, 1));
+/// assert_eq!(bytes[1], 0x7); // NaN: E2M1 has none, so its largest value
+/// # Ok::<(), halfulp::cast::CastError>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct Cast<D = Draw> {
+    rounding: Rounding<D>,
+    overflow: Option<Overflow>,
+    missing_nan: MissingNan,
+    scale: i32,
+    isa: Option<Isa>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Rounding<D> {
+    NearestEven,
+    Stochastic(D),
+    /// A mode that takes no random bits, element by element.
+    Other(Mode),
+}
+
+impl Cast {
+    const fn of(rounding: Rounding<Draw>) -> Self {
+        Self { rounding, overflow: None, missing_nan: MissingNan::Largest, scale: 0, isa: None }
+    }
+
+    /// To nearest, ties to the even code.
+    pub const fn nearest() -> Self {
+        Self::of(Rounding::NearestEven)
+    }
+
+    /// To nearest, ties away from zero.
+    pub const fn nearest_away() -> Self {
+        Self::of(Rounding::Other(Mode::NearestAway))
+    }
+
+    /// To the neighbour of smaller magnitude.
+    pub const fn toward_zero() -> Self {
+        Self::of(Rounding::Other(Mode::TowardZero))
+    }
+
+    /// To the larger neighbour.
+    pub const fn up() -> Self {
+        Self::of(Rounding::Other(Mode::Up))
+    }
+
+    /// To the smaller neighbour.
+    pub const fn down() -> Self {
+        Self::of(Rounding::Other(Mode::Down))
+    }
+}
+
+impl<D: Draws> Cast<D> {
+    /// Stochastically, with these draws.
+    pub const fn stochastic(draw: D) -> Self {
+        Self {
+            rounding: Rounding::Stochastic(draw),
+            overflow: None,
+            missing_nan: MissingNan::Largest,
+            scale: 0,
+            isa: None,
+        }
+    }
+
+    /// What becomes of too large values, in place of [`Overflow::of`] the target.
+    pub const fn overflow(self, overflow: Overflow) -> Self {
+        Self { overflow: Some(overflow), ..self }
+    }
+
+    /// What becomes of NaN where the target has none.
+    pub const fn missing_nan(self, missing_nan: MissingNan) -> Self {
+        Self { missing_nan, ..self }
+    }
+
+    /// Stores `x / 2^k`. The scale acts on exponents and never rounds; to decode, multiply by `2^k`.
+    pub const fn scale(self, k: i32) -> Self {
+        Self { scale: k, ..self }
+    }
+
+    /// Runs at this level instead of the best one.
+    pub const fn isa(self, isa: Isa) -> Self {
+        Self { isa: Some(isa), ..self }
+    }
+
+    /// Casts into a new vector.
+    ///
+    /// # Errors
+    /// [`CastError::Nan`] if NaN is to be refused, the target has none, and there is one.
+    pub fn to_vec<T: Element>(&self, x: &[impl Source]) -> Result<Vec<T>, CastError> {
+        let mut out = bytemuck::allocation::zeroed_vec(x.len());
+        self.into_slice(x, &mut out)?;
+        Ok(out)
+    }
+
+    fn infallible<T: Element>(&self, x: &[impl Source]) -> Vec<T> {
+        let mut out: Vec<T> = bytemuck::allocation::zeroed_vec(x.len());
+        self.run(T::FORMAT, x, Whole(bytemuck::cast_slice_mut::<T, T::Code>(&mut out)));
+        out
+    }
+
+    /// Casts into existing memory.
+    ///
+    /// # Errors
+    /// [`CastError::Length`] if the lengths differ, [`CastError::Nan`] as in [`to_vec`](Self::to_vec).
+    pub fn into_slice<T: Element>(&self, x: &[impl Source], out: &mut [T]) -> Result<Report, CastError> {
+        self.check(T::FORMAT, x, x.len(), out.len(), "elements")?;
+        Ok(self.run(T::FORMAT, x, Whole(bytemuck::cast_slice_mut::<T, T::Code>(out))))
+    }
+
+    /// Casts into a new packed vector.
+    ///
+    /// # Errors
+    /// [`CastError::Nan`] as in [`to_vec`](Self::to_vec).
+    pub fn to_packed<T: SubByte>(&self, x: &[impl Source]) -> Result<PackedVec<T>, CastError> {
+        let mut out = PackedVec::zeroed(x.len());
+        self.into_packed::<T>(x, out.bytes_mut())?;
+        Ok(out)
+    }
+
+    /// Casts into packed bytes, in the layout of [`PackedVec`]; the last byte is filled up with zero bits.
+    ///
+    /// # Errors
+    /// [`CastError::Length`] if `out` is not of the `T::FORMAT.bytes(x.len())` bytes that the codes take,
+    /// [`CastError::Nan`] as in [`to_vec`](Self::to_vec).
+    pub fn into_packed<T: SubByte>(&self, x: &[impl Source], out: &mut [u8]) -> Result<Report, CastError> {
+        self.check(T::FORMAT, x, T::FORMAT.bytes(x.len()), out.len(), "bytes")?;
+        Ok(self.run(T::FORMAT, x, Packed { width: T::FORMAT.bits() as usize, bytes: out }))
+    }
+
+    /// Casts into the codes of any format, one in each `u16`.
+    ///
+    /// # Errors
+    /// As [`into_slice`](Self::into_slice).
+    pub fn into_codes(&self, x: &[impl Source], format: Format, out: &mut [u16]) -> Result<Report, CastError> {
+        self.check(format, x, x.len(), out.len(), "elements")?;
+        Ok(self.run(format, x, Whole(out)))
+    }
+
+    /// Casts into the bytes of any format as [`Format::bytes`] counts them: little-endian above 8 bits, packed at 6 and 4.
+    ///
+    /// # Errors
+    /// As [`into_packed`](Self::into_packed).
+    pub fn into_bytes(&self, x: &[impl Source], format: Format, out: &mut [u8]) -> Result<Report, CastError> {
+        self.check(format, x, format.bytes(x.len()), out.len(), "bytes")?;
+        Ok(match format.bits() {
+            width @ (4 | 6) => self.run(format, x, Packed { width: width as usize, bytes: out }),
+            ..=8 => self.run(format, x, Whole(out)),
+            // The allocator aligns bytes as it likes; a view of `[u8; 2]` asks for no alignment.
+            _ => self.run(format, x, Whole(bytemuck::cast_slice_mut::<u8, [u8; 2]>(out))),
+        })
+    }
+
+    fn check<S: Source>(
+        &self,
+        format: Format,
+        x: &[S],
+        expected: usize,
+        got: usize,
+        unit: &'static str,
+    ) -> Result<(), CastError> {
+        if expected != got {
+            return Err(CastError::Length { expected, got, unit });
+        }
+        let refuses = self.missing_nan == MissingNan::Refuse && !format.has_nan();
+        if let Some(index) = if refuses { x.iter().position(|x| x.is_nan()) } else { None } {
+            return Err(CastError::Nan { format, index });
+        }
+        Ok(())
+    }
+
+    /// Cuts the work into chunks for the threads of the pool. `out` fits `x`.
+    fn run<S: Source>(&self, format: Format, x: &[S], out: impl Output) -> Report {
+        let plan = Plan {
+            format,
+            scale: self.scale,
+            overflow: self.overflow.unwrap_or(Overflow::of(format)),
+            width: if format == Format::BF16 { Width::Bits16 } else { Width::Bits32 },
+            rounding: self.rounding,
+            isa: self.isa.unwrap_or_else(Isa::best),
+        };
+        #[cfg(feature = "parallel")]
+        if x.len() > CHUNK {
+            return spread(&plan, 0, x, out);
+        }
+        plan.chunk(0, x, out)
+    }
+}
+
+/// Elements that a thread takes at a time: a multiple of [`BLOCK`], small enough for a second-level cache.
+const CHUNK: usize = 64 * BLOCK;
+
+/// Halves the work at multiples of [`CHUNK`] until it is one chunk.
+#[cfg(feature = "parallel")]
+fn spread<S: Source, D: Draws>(plan: &Plan<D>, first: u64, x: &[S], out: impl Output) -> Report {
+    if x.len() <= CHUNK {
+        return plan.chunk(first, x, out);
+    }
+    let middle = x.len().div_ceil(CHUNK) / 2 * CHUNK;
+    let (x0, x1) = x.split_at(middle);
+    let (out0, out1) = out.split(middle);
+    let (mut report, more) =
+        rayon::join(|| spread(plan, first, x0, out0), || spread(plan, first + middle as u64, x1, out1));
+    report += more;
+    report
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for u8 {}
+    impl Sealed for u16 {}
+    impl Sealed for [u8; 2] {}
+}
+
+/// Memory of one code: `u8`, `u16`, or two little-endian bytes. Sealed.
+pub trait Code: sealed::Sealed + bytemuck::Pod + Send + Sync {
+    /// The low bits of a word.
+    #[doc(hidden)]
+    fn of(code: u32) -> Self;
+}
+
+impl Code for u8 {
+    #[inline(always)]
+    fn of(code: u32) -> Self {
+        code as Self
+    }
+}
+
+impl Code for u16 {
+    #[inline(always)]
+    fn of(code: u32) -> Self {
+        code as Self
+    }
+}
+
+impl Code for [u8; 2] {
+    #[inline(always)]
+    fn of(code: u32) -> Self {
+        (code as u16).to_le_bytes()
+    }
+}
+
+/// Where codes go.
+trait Output: Send + Sized {
+    /// Memory in which the codes of a block are made.
+    type Code: Code;
+    /// Cuts after `elements`, a multiple of [`BLOCK`].
+    fn split(self, elements: usize) -> (Self, Self);
+    /// Has `make` write the codes of block `block`, of `count` elements.
+    fn block<R>(&mut self, block: usize, count: usize, make: impl FnOnce(&mut [Self::Code]) -> R) -> R;
+}
+
+/// One code to a place.
+struct Whole<'a, C>(&'a mut [C]);
+
+impl<C: Code> Output for Whole<'_, C> {
+    type Code = C;
+    fn split(self, elements: usize) -> (Self, Self) {
+        let (head, tail) = self.0.split_at_mut(elements);
+        (Self(head), Self(tail))
+    }
+    #[inline(always)]
+    fn block<R>(&mut self, block: usize, count: usize, make: impl FnOnce(&mut [C]) -> R) -> R {
+        make(&mut self.0[block * BLOCK..][..count])
+    }
+}
+
+/// 4-bit or 6-bit codes without gaps.
+struct Packed<'a> {
+    width: usize,
+    bytes: &'a mut [u8],
+}
+
+impl Output for Packed<'_> {
+    type Code = u8;
+    fn split(self, elements: usize) -> (Self, Self) {
+        let Self { width, bytes } = self;
+        let (head, tail) = bytes.split_at_mut(elements / 8 * width);
+        (Self { width, bytes: head }, Self { width, bytes: tail })
+    }
+    #[inline(always)]
+    fn block<R>(&mut self, block: usize, count: usize, make: impl FnOnce(&mut [u8]) -> R) -> R {
+        let mut codes = [0; BLOCK];
+        let codes = &mut codes[..count];
+        let made = make(codes);
+        pack(
+            self.width,
+            codes,
+            &mut self.bytes[block * (BLOCK / 8 * self.width)..][..(count * self.width).div_ceil(8)],
+        );
+        made
+    }
+}
+
+/// A cast with its defaults filled in.
+#[derive(Clone, Copy)]
+struct Plan<D> {
+    format: Format,
+    scale: i32,
+    overflow: Overflow,
+    width: Width,
+    rounding: Rounding<D>,
+    isa: Isa,
+}
+
+impl<D: Draws> Plan<D> {
+    /// Casts a run of elements, of which `first` is the index of the first, at most 2^32 at a time.
+    fn chunk<S: Source>(&self, first: u64, x: &[S], mut out: impl Output) -> Report {
+        let out = &mut out;
+        let target = <S::Word as Word>::target(self.format, self.scale, self.overflow);
+        let lost = match (target, self.rounding) {
+            (Some(target), Rounding::NearestEven) => at_level(self.isa, Nearest { target, x, out }),
+            (Some(target), Rounding::Stochastic(draw)) => {
+                let (width, generator) = (self.width, draw.generator(self.width));
+                at_level(self.isa, Stochastic { target, width, generator, first, x, out })
+            }
+            _ => self.element_by_element(first, x, out),
+        };
+        Report {
+            elements: x.len() as u64,
+            nan: lost.nan.into(),
+            overflow: lost.overflow.into(),
+            negative: lost.negative.into(),
+        }
+    }
+
+    /// The definition itself, for modes and formats that have no lanes.
+    fn element_by_element<S: Source>(&self, first: u64, x: &[S], out: &mut impl Output) -> Lost {
+        let mut lost = Lost::default();
+        for (b, x) in x.chunks(BLOCK).enumerate() {
+            out.block(b, x.len(), |codes| {
+                for ((code, &x), i) in codes.iter_mut().zip(x).zip(first + (b * BLOCK) as u64..) {
+                    let mode = match self.rounding {
+                        Rounding::NearestEven => Mode::NearestEven,
+                        Rounding::Other(mode) => mode,
+                        Rounding::Stochastic(draw) => Mode::Stochastic(match self.width {
+                            Width::Bits16 => RandomBits::of16(draw.draw16(i)),
+                            Width::Bits32 => RandomBits::of32(draw.draw32(i)),
+                        }),
+                    };
+                    let (rounded, loss) = encode(x, self.scale, self.format, mode, self.overflow);
+                    lost.count(loss);
+                    *code = Code::of(rounded.into());
+                }
+            });
+        }
+        lost
+    }
+}
+
+type TargetOf<S> = <<S as SourceLanes>::Word as Word>::Target;
+
+/// A run of nearest rounding.
+struct Nearest<'a, S: Source, O> {
+    target: TargetOf<S>,
+    x: &'a [S],
+    out: &'a mut O,
+}
+
+impl<S: Source, O: Output> Kernel for Nearest<'_, S, O> {
+    type Output = Lost;
+    #[inline(always)]
+    fn run(self) -> Lost {
+        let mut lost = Lost::default();
+        for (b, x) in self.x.chunks(BLOCK).enumerate() {
+            self.out.block(b, x.len(), |codes| lanes(&self.target, x, NearestEven, codes, &mut lost));
+        }
+        lost
+    }
+}
+
+/// A run of stochastic rounding, from element `first` on.
+struct Stochastic<'a, S: Source, O, G> {
+    target: TargetOf<S>,
+    width: Width,
+    generator: G,
+    first: u64,
+    x: &'a [S],
+    out: &'a mut O,
+}
+
+impl<S: Source, O: Output, G: Generator> Kernel for Stochastic<'_, S, O, G> {
+    type Output = Lost;
+    #[inline(always)]
+    fn run(mut self) -> Lost {
+        let mut lost = Lost::default();
+        let mut words = Words::new();
+        for (b, x) in self.x.chunks(BLOCK).enumerate() {
+            let index = self.first + (b * BLOCK) as u64;
+            let (words, skip) = self.generator.fill(index, x.len(), &mut words);
+            self.out.block(b, x.len(), |codes| match self.width {
+                Width::Bits16 => {
+                    let draws = &bytemuck::cast_slice::<u64, u16>(words)[skip..][..x.len()];
+                    lanes(&self.target, x, Draws16(draws), codes, &mut lost);
+                }
+                Width::Bits32 => {
+                    let draws = &bytemuck::cast_slice::<u64, u32>(words)[skip..][..x.len()];
+                    lanes(&self.target, x, Draws32(draws), codes, &mut lost);
+                }
+            });
+        }
+        lost
+    }
+}
+
+/// Codes of one block.
+#[inline(always)]
+fn lanes<S: Source, C: Code>(target: &TargetOf<S>, x: &[S], decide: impl Decide, codes: &mut [C], lost: &mut Lost) {
+    let mut room = [Default::default(); BLOCK];
+    let words = S::words(x, &mut room);
+    let target = *target;
+    let mut here = Lost::default();
+    for (i, (code, &word)) in codes.iter_mut().zip(words).enumerate() {
+        *code = C::of(word.code(&target, i, decide, &mut here));
+    }
+    *lost += here;
+}
+
+/// Decodes to f32, exactly.
+#[must_use]
+pub fn decode<T: Element>(codes: &[T]) -> Vec<f32> {
+    let mut out = bytemuck::allocation::zeroed_vec(codes.len());
+    decode_slices(codes, &mut out);
+    out
+}
+
+/// Decodes to f32 into existing memory, exactly.
+///
+/// # Errors
+/// [`CastError::Length`] if the lengths differ; nothing is written then.
+pub fn decode_into<T: Element>(codes: &[T], out: &mut [f32]) -> Result<(), CastError> {
+    if codes.len() != out.len() {
+        return Err(CastError::Length { expected: codes.len(), got: out.len(), unit: "elements" });
+    }
+    decode_slices(codes, out);
+    Ok(())
+}
+
+fn decode_slices<T: Element>(codes: &[T], out: &mut [f32]) {
+    let run = |codes: &[T], out: &mut [f32]| {
+        for (x, code) in out.iter_mut().zip(codes) {
+            *x = code.value();
+        }
+    };
+    #[cfg(feature = "parallel")]
+    {
+        use rayon::prelude::*;
+        codes.par_chunks(CHUNK).zip(out.par_chunks_mut(CHUNK)).for_each(|(codes, out)| run(codes, out));
+    }
+    #[cfg(not(feature = "parallel"))]
+    run(codes, out);
+}

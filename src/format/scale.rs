@@ -1,0 +1,33 @@
+//! Power-of-two scales: `value = code * 2^k`.
+
+use super::Format;
+
+/// The scale exponent of a tensor or block whose largest magnitude is `amax`: the smallest integer `k` with
+/// `amax <= max * 2^k`, clamped to [-126, 127]; 0 (scale 1) for `amax = 0`.
+///
+/// Such a scale is applied in the exponent, so that scaling never rounds, and nothing overflows: every stored value
+/// decodes as `code * 2^k`.
+///
+/// # Panics
+/// If `amax` is negative, infinite or NaN: non-finite values don't enter a largest magnitude.
+///
+/// ```
+/// use halfulp::{Format, format::power_of_two_scale};
+/// assert_eq!(power_of_two_scale(Format::E4M3, 448.0), 0);
+/// assert_eq!(power_of_two_scale(Format::E4M3, 449.0), 1);
+/// assert_eq!(power_of_two_scale(Format::E4M3, 1.0), -8);
+/// assert_eq!(power_of_two_scale(Format::E4M3, 0.0), 0);
+/// ```
+#[must_use]
+pub fn power_of_two_scale(format: Format, amax: f64) -> i32 {
+    assert!(amax.is_finite() && amax.is_sign_positive(), "amax: expected a finite magnitude, got {amax}");
+    if amax == 0.0 {
+        return 0;
+    }
+    // floor(log2) of both from their bits. A subnormal f64 is below 2^-1022: the clamp answers for it.
+    let exponent = |x: f64| (x.to_bits() >> 52) as i32 - 1023;
+    let fraction = |x: f64| x.to_bits() & ((1 << 52) - 1);
+    let max = format.max();
+    let k = exponent(amax) - exponent(max) + i32::from(fraction(amax) > fraction(max));
+    k.clamp(-126, 127)
+}
