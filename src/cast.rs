@@ -15,8 +15,8 @@ use core::ops::AddAssign;
 use crate::format::{Element, Format, PackedVec, SubByte, pack};
 use crate::isa::{Isa, Kernel, at_level};
 use crate::random::{BLOCK, Draw, Draws, Generator, Width, Words};
-use crate::round::lanes::{Decide, Draws16, Draws32, Lost, NearestEven, Word};
-use crate::round::{Mode, Overflow, RandomBits, Source, SourceLanes, encode};
+use crate::round::lanes::{Decide, Draws16, Draws32, Lost, NearestEven, Target, WithTarget, Word};
+use crate::round::{Mode, Overflow, RandomBits, Source, encode};
 
 /// Casts stochastically into a new vector, with the default overflow of the target.
 ///
@@ -375,8 +375,10 @@ trait Output: Send + Sized {
     type Code: Code;
     /// Cuts after `elements`, a multiple of [`BLOCK`].
     fn split(self, elements: usize) -> (Self, Self);
-    /// Has `make` write the codes of block `block`, of `count` elements.
-    fn block<R>(&mut self, block: usize, count: usize, make: impl FnOnce(&mut [Self::Code]) -> R) -> R;
+    /// Where the codes of block `block`, of `count` elements, are to be made: in place, or in `room` to be packed.
+    fn place<'a>(&'a mut self, block: usize, count: usize, room: &'a mut [Self::Code; BLOCK]) -> &'a mut [Self::Code];
+    /// Stores the codes of the block if they were made in `room`.
+    fn store(&mut self, block: usize, count: usize, room: &[Self::Code; BLOCK]);
 }
 
 /// One code to a place.
@@ -389,9 +391,11 @@ impl<C: Code> Output for Whole<'_, C> {
         (Self(head), Self(tail))
     }
     #[inline(always)]
-    fn block<R>(&mut self, block: usize, count: usize, make: impl FnOnce(&mut [C]) -> R) -> R {
-        make(&mut self.0[block * BLOCK..][..count])
+    fn place<'a>(&'a mut self, block: usize, count: usize, _: &'a mut [C; BLOCK]) -> &'a mut [C] {
+        &mut self.0[block * BLOCK..][..count]
     }
+    #[inline(always)]
+    fn store(&mut self, _: usize, _: usize, _: &[C; BLOCK]) {}
 }
 
 /// 4-bit or 6-bit codes without gaps.
@@ -408,16 +412,13 @@ impl Output for Packed<'_> {
         (Self { width, bytes: head }, Self { width, bytes: tail })
     }
     #[inline(always)]
-    fn block<R>(&mut self, block: usize, count: usize, make: impl FnOnce(&mut [u8]) -> R) -> R {
-        let mut codes = [0; BLOCK];
-        let codes = &mut codes[..count];
-        let made = make(codes);
-        pack(
-            self.width,
-            codes,
-            &mut self.bytes[block * (BLOCK / 8 * self.width)..][..(count * self.width).div_ceil(8)],
-        );
-        made
+    fn place<'a>(&'a mut self, _: usize, count: usize, room: &'a mut [u8; BLOCK]) -> &'a mut [u8] {
+        &mut room[..count]
+    }
+    #[inline(always)]
+    fn store(&mut self, block: usize, count: usize, room: &[u8; BLOCK]) {
+        let bytes = &mut self.bytes[block * (BLOCK / 8 * self.width)..][..(count * self.width).div_ceil(8)];
+        pack(self.width, &room[..count], bytes);
     }
 }
 
@@ -436,15 +437,9 @@ impl<D: Draws> Plan<D> {
     /// Casts a run of elements, of which `first` is the index of the first, at most 2^32 at a time.
     fn chunk<S: Source>(&self, first: u64, x: &[S], mut out: impl Output) -> Report {
         let out = &mut out;
-        let target = <S::Word as Word>::target(self.format, self.scale, self.overflow);
-        let lost = match (target, self.rounding) {
-            (Some(target), Rounding::NearestEven) => at_level(self.isa, Nearest { target, x, out }),
-            (Some(target), Rounding::Stochastic(draw)) => {
-                let (width, generator) = (self.width, draw.generator(self.width));
-                at_level(self.isa, Stochastic { target, width, generator, first, x, out })
-            }
-            _ => self.element_by_element(first, x, out),
-        };
+        let lanes = Lanes { plan: self, first, x, out: &mut *out };
+        let lost = S::Word::with_target(self.format, self.scale, self.overflow, lanes).flatten();
+        let lost = lost.unwrap_or_else(|| self.element_by_element(first, x, out));
         Report {
             elements: x.len() as u64,
             nan: lost.nan.into(),
@@ -456,51 +451,76 @@ impl<D: Draws> Plan<D> {
     /// The definition itself, for modes and formats that have no lanes.
     fn element_by_element<S: Source>(&self, first: u64, x: &[S], out: &mut impl Output) -> Lost {
         let mut lost = Lost::default();
+        let mut room = [Code::of(0); BLOCK];
         for (b, x) in x.chunks(BLOCK).enumerate() {
-            out.block(b, x.len(), |codes| {
-                for ((code, &x), i) in codes.iter_mut().zip(x).zip(first + (b * BLOCK) as u64..) {
-                    let mode = match self.rounding {
-                        Rounding::NearestEven => Mode::NearestEven,
-                        Rounding::Other(mode) => mode,
-                        Rounding::Stochastic(draw) => Mode::Stochastic(match self.width {
-                            Width::Bits16 => RandomBits::of16(draw.draw16(i)),
-                            Width::Bits32 => RandomBits::of32(draw.draw32(i)),
-                        }),
-                    };
-                    let (rounded, loss) = encode(x, self.scale, self.format, mode, self.overflow);
-                    lost.count(loss);
-                    *code = Code::of(rounded.into());
-                }
-            });
+            let codes = out.place(b, x.len(), &mut room);
+            for ((code, &x), i) in codes.iter_mut().zip(x).zip(first + (b * BLOCK) as u64..) {
+                let mode = match self.rounding {
+                    Rounding::NearestEven => Mode::NearestEven,
+                    Rounding::Other(mode) => mode,
+                    Rounding::Stochastic(draw) => Mode::Stochastic(match self.width {
+                        Width::Bits16 => RandomBits::of16(draw.draw16(i)),
+                        Width::Bits32 => RandomBits::of32(draw.draw32(i)),
+                    }),
+                };
+                let (rounded, loss) = encode(x, self.scale, self.format, mode, self.overflow);
+                lost.count(loss);
+                *code = Code::of(rounded.into());
+            }
+            out.store(b, x.len(), &room);
         }
         lost
     }
 }
 
-type TargetOf<S> = <<S as SourceLanes>::Word as Word>::Target;
-
-/// A run of nearest rounding.
-struct Nearest<'a, S: Source, O> {
-    target: TargetOf<S>,
+/// A run of elements in the branch-free form, for the modes that have one.
+struct Lanes<'a, D, S, O> {
+    plan: &'a Plan<D>,
+    first: u64,
     x: &'a [S],
     out: &'a mut O,
 }
 
-impl<S: Source, O: Output> Kernel for Nearest<'_, S, O> {
+impl<D: Draws, S: Source, O: Output> WithTarget<S::Word> for Lanes<'_, D, S, O> {
+    type Output = Option<Lost>;
+    fn run(self, target: impl Target<Word = S::Word>) -> Option<Lost> {
+        let Self { plan, first, x, out } = self;
+        match plan.rounding {
+            Rounding::NearestEven => Some(at_level(plan.isa, Nearest { target, x, out })),
+            Rounding::Stochastic(draw) => {
+                let generator = draw.generator(plan.width);
+                Some(at_level(plan.isa, Stochastic { target, width: plan.width, generator, first, x, out }))
+            }
+            Rounding::Other(_) => None,
+        }
+    }
+}
+
+/// A run of nearest rounding.
+struct Nearest<'a, T, S, O> {
+    target: T,
+    x: &'a [S],
+    out: &'a mut O,
+}
+
+impl<T: Target, S: Source<Word = T::Word>, O: Output> Kernel for Nearest<'_, T, S, O> {
     type Output = Lost;
     #[inline(always)]
     fn run(self) -> Lost {
         let mut lost = Lost::default();
+        let mut room = [Code::of(0); BLOCK];
         for (b, x) in self.x.chunks(BLOCK).enumerate() {
-            self.out.block(b, x.len(), |codes| lanes(&self.target, x, NearestEven, codes, &mut lost));
+            let codes = self.out.place(b, x.len(), &mut room);
+            lanes::<_, _, NearestEven, _>(&self.target, x, &[(); BLOCK], codes, &mut lost);
+            self.out.store(b, x.len(), &room);
         }
         lost
     }
 }
 
 /// A run of stochastic rounding, from element `first` on.
-struct Stochastic<'a, S: Source, O, G> {
-    target: TargetOf<S>,
+struct Stochastic<'a, T, S, O, G> {
+    target: T,
     width: Width,
     generator: G,
     first: u64,
@@ -508,41 +528,59 @@ struct Stochastic<'a, S: Source, O, G> {
     out: &'a mut O,
 }
 
-impl<S: Source, O: Output, G: Generator> Kernel for Stochastic<'_, S, O, G> {
+impl<T: Target, S: Source<Word = T::Word>, O: Output, G: Generator> Kernel for Stochastic<'_, T, S, O, G> {
     type Output = Lost;
     #[inline(always)]
     fn run(mut self) -> Lost {
         let mut lost = Lost::default();
         let mut words = Words::new();
+        let mut room = [Code::of(0); BLOCK];
         for (b, x) in self.x.chunks(BLOCK).enumerate() {
             let index = self.first + (b * BLOCK) as u64;
             let (words, skip) = self.generator.fill(index, x.len(), &mut words);
-            self.out.block(b, x.len(), |codes| match self.width {
+            let codes = self.out.place(b, x.len(), &mut room);
+            match self.width {
                 Width::Bits16 => {
-                    let draws = &bytemuck::cast_slice::<u64, u16>(words)[skip..][..x.len()];
-                    lanes(&self.target, x, Draws16(draws), codes, &mut lost);
+                    let draws = &bytemuck::cast_slice::<u64, u16>(words)[skip..];
+                    lanes::<_, _, Draws16, _>(&self.target, x, draws, codes, &mut lost);
                 }
                 Width::Bits32 => {
-                    let draws = &bytemuck::cast_slice::<u64, u32>(words)[skip..][..x.len()];
-                    lanes(&self.target, x, Draws32(draws), codes, &mut lost);
+                    let draws = &bytemuck::cast_slice::<u64, u32>(words)[skip..];
+                    lanes::<_, _, Draws32, _>(&self.target, x, draws, codes, &mut lost);
                 }
-            });
+            }
+            self.out.store(b, x.len(), &room);
         }
         lost
     }
 }
 
-/// Codes of one block.
+/// Codes of one block, of at most [`BLOCK`] elements.
 #[inline(always)]
-fn lanes<S: Source, C: Code>(target: &TargetOf<S>, x: &[S], decide: impl Decide, codes: &mut [C], lost: &mut Lost) {
+fn lanes<T: Target, S: Source<Word = T::Word>, D: Decide, C: Code>(
+    target: &T,
+    x: &[S],
+    draws: &[D::Draw],
+    codes: &mut [C],
+    lost: &mut Lost,
+) {
+    let n = x.len();
     let mut room = [Default::default(); BLOCK];
-    let words = S::words(x, &mut room);
+    let (words, draws, codes) = (&S::words(x, &mut room)[..n], &draws[..n], &mut codes[..n]);
     let target = *target;
-    let mut here = Lost::default();
-    for (i, (code, &word)) in codes.iter_mut().zip(words).enumerate() {
-        *code = C::of(word.code(&target, i, decide, &mut here));
+    let mut any = 0;
+    for i in 0..n {
+        let coded = target.code::<D>(words[i], draws[i]);
+        codes[i] = C::of(coded.code);
+        any |= coded.lost();
     }
-    *lost += here;
+    if any != 0 {
+        let mut here = Lost::default();
+        for i in 0..n {
+            here += target.code::<D>(words[i], draws[i]);
+        }
+        *lost += here;
+    }
 }
 
 /// Decodes to f32, exactly.

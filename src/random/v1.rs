@@ -13,7 +13,7 @@ pub struct Keys([u32; 5]);
 /// Philox2x32's multiplier.
 const MULTIPLIER: u64 = 0xD256_D193;
 /// The Weyl increment, 2^32 over the golden ratio, odd.
-const WEYL: u64 = 0x9E37_79B1;
+const WEYL: u32 = 0x9E37_79B1;
 
 const fn halves(x: u64) -> [u32; 2] {
     [x as u32, (x >> 32) as u32]
@@ -41,26 +41,32 @@ impl Keys {
     #[inline(always)]
     #[must_use]
     pub const fn word(self, group: u32) -> u64 {
+        self.rounds(group, group.wrapping_mul(WEYL).wrapping_add(self.0[0]))
+    }
+
+    /// The four rounds. Both words are kept in 64 bits whose high halves do not matter until the end, so that a round is a
+    /// widening multiplication, a shift and an exclusive or.
+    #[inline(always)]
+    const fn rounds(self, x1: u32, x0: u32) -> u64 {
         const LOW: u64 = u32::MAX as u64;
-        let [k0, k1, k2, k3, k4] = self.0;
-        let mut x1 = group as u64;
-        let mut x0 = (x1 * WEYL + k0 as u64) & LOW;
-        let keys = [k1, k2, k3, k4];
+        let [_, keys @ ..] = self.0;
+        let (mut x0, mut x1) = (x0 as u64, x1 as u64);
         let mut round = 0;
         while round < 4 {
-            let product = x0 * MULTIPLIER;
+            let product = (x0 & LOW) * MULTIPLIER;
             x0 = product >> 32 ^ x1 ^ keys[round] as u64;
-            x1 = product & LOW;
+            x1 = product;
             round += 1;
         }
-        x0 | x1 << 32
+        x0 & LOW | x1 << 32
     }
 
     /// Words of consecutive groups from `group`; the low half must not wrap on the way.
     #[inline(always)]
     pub(super) fn fill(self, group: u32, words: &mut [u64]) {
-        for (j, word) in words.iter_mut().enumerate() {
-            *word = self.word(group.wrapping_add(j as u32));
+        let start = group.wrapping_mul(WEYL).wrapping_add(self.0[0]);
+        for (word, j) in words.iter_mut().zip(0u32..) {
+            *word = self.rounds(group.wrapping_add(j), start.wrapping_add(j.wrapping_mul(WEYL)));
         }
     }
 }

@@ -4,6 +4,9 @@
 //! With `s` the number of dropped bits, the fraction passed is kept as `frac = d * 2^W`, `W` the width of the source word:
 //! exactly for `s <= W`. A draw `r` of `N` bits goes up iff `!r < T` with `T = (floor(d 2^(N+1)) + 1) / 2`, which is the
 //! centred rule `floor(d 2^(N+1)) + 2r + 1 >= 2^(N+1)` solved for `r`.
+//!
+//! Elements that lose more than precision are rare, so lanes only say that there was one; a block that had one is made
+//! again by the form that counts.
 
 use core::ops::AddAssign;
 
@@ -13,7 +16,7 @@ use crate::format::{Format, Negative};
 
 /// How many elements of a run lost more than precision.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Lost {
+pub(crate) struct Lost {
     pub(crate) nan: u32,
     pub(crate) overflow: u32,
     pub(crate) negative: u32,
@@ -38,99 +41,182 @@ impl AddAssign for Lost {
     }
 }
 
-/// The bits of a source value, as wide as the lanes it is rounded in.
-pub trait Word: Copy + Default {
-    /// The constants of a target.
-    type Target: Copy + Send + Sync;
-    /// `None` where a normal number of the target is subnormal in the source, which lanes do not normalise.
-    fn target(format: Format, scale: i32, overflow: Overflow) -> Option<Self::Target>;
-    /// The code of element `i`.
-    fn code(self, target: &Self::Target, i: usize, decide: impl Decide, lost: &mut Lost) -> u32;
+/// A format, scale and overflow policy as constants for the lanes of one source width.
+pub trait Target: Copy + Send + Sync {
+    /// The bits of a source value.
+    type Word: Copy + Default;
+    /// The code of the value with these bits.
+    fn code<D: Decide>(&self, word: Self::Word, draw: D::Draw) -> Coded;
 }
 
-/// The decision between the two neighbours of element `i`.
-pub trait Decide: Copy {
+/// The bits of an f32 or an f64, which hold every source value.
+pub trait Word: Copy + Default {
+    /// Gives `work` the shortest lanes of a target. `None` where a normal number of the target is subnormal in the source,
+    /// which lanes do not normalise.
+    fn with_target<V: WithTarget<Self>>(format: Format, scale: i32, overflow: Overflow, work: V) -> Option<V::Output>;
+}
+
+/// Work for any target from one source width.
+pub trait WithTarget<W> {
+    /// The result.
+    type Output;
+    /// Does the work.
+    fn run(self, target: impl Target<Word = W>) -> Self::Output;
+}
+
+/// A code, and what it lost besides precision, as numbers 0 and 1.
+#[derive(Clone, Copy, Debug)]
+pub struct Coded {
+    pub(crate) code: u32,
+    nan: u32,
+    overflow: u32,
+    negative: u32,
+}
+
+impl Coded {
+    /// Not 0 if anything was lost besides precision.
+    #[inline(always)]
+    pub(crate) fn lost(self) -> u32 {
+        self.nan | self.overflow | self.negative
+    }
+}
+
+impl AddAssign<Coded> for Lost {
+    #[inline(always)]
+    fn add_assign(&mut self, coded: Coded) {
+        // A NaN is nothing else besides, and a value below zero does not overflow.
+        self.nan += coded.nan;
+        self.negative += coded.negative & !coded.nan;
+        self.overflow += coded.overflow & !coded.nan & !coded.negative;
+    }
+}
+
+/// The decision between two neighbours.
+pub trait Decide {
+    /// The random bits of one element.
+    type Draw: Copy;
     /// For an f32: `frac = d * 2^32` where at most 32 bits are dropped, or else `tiny = floor(d * 2^33)`; the other is 0.
-    fn up32(self, i: usize, frac: u32, tiny: u32, odd: u32) -> bool;
+    fn up32(draw: Self::Draw, frac: u32, tiny: u32, odd: u32) -> bool;
     /// For an f64: `frac = floor(d * 2^64)`.
-    fn up64(self, i: usize, frac: u64, odd: u64) -> bool;
+    fn up64(draw: Self::Draw, frac: u64, odd: u64) -> bool;
+    /// What is added to the bits of an f32 so that a carry out of the low 16 is "up".
+    fn addend(draw: Self::Draw, odd: u32) -> u32;
 }
 
 /// To nearest, ties to the even code.
-#[derive(Clone, Copy)]
 pub(crate) struct NearestEven;
 
 impl Decide for NearestEven {
+    type Draw = ();
     #[inline(always)]
-    fn up32(self, _: usize, frac: u32, _: u32, odd: u32) -> bool {
+    fn up32((): (), frac: u32, _: u32, odd: u32) -> bool {
         // With fewer than 32 dropped bits `frac` is even, and with 32 it is below 2^24: the sum never wraps.
-        frac + odd > 1 << 31
+        frac.wrapping_add(odd) > 1 << 31
     }
     #[inline(always)]
-    fn up64(self, _: usize, frac: u64, odd: u64) -> bool {
-        frac + odd > 1 << 63
+    fn up64((): (), frac: u64, odd: u64) -> bool {
+        frac.wrapping_add(odd) > 1 << 63
+    }
+    #[inline(always)]
+    fn addend((): (), odd: u32) -> u32 {
+        0x7FFF + odd
     }
 }
 
 /// Stochastically, with 16-bit draws.
-#[derive(Clone, Copy)]
-pub(crate) struct Draws16<'a>(pub(crate) &'a [u16]);
+pub(crate) struct Draws16;
 
-impl Decide for Draws16<'_> {
+impl Decide for Draws16 {
+    type Draw = u16;
     #[inline(always)]
-    fn up32(self, i: usize, frac: u32, tiny: u32, _: u32) -> bool {
-        u32::from(!self.0[i]) < ((frac >> 15 | tiny >> 16) + 1) >> 1
+    fn up32(draw: u16, frac: u32, tiny: u32, _: u32) -> bool {
+        u32::from(!draw) < ((frac >> 15 | tiny >> 16) + 1) >> 1
     }
     #[inline(always)]
-    fn up64(self, i: usize, frac: u64, _: u64) -> bool {
-        u64::from(!self.0[i]) < ((frac >> 47) + 1) >> 1
+    fn up64(draw: u16, frac: u64, _: u64) -> bool {
+        u64::from(!draw) < ((frac >> 47) + 1) >> 1
+    }
+    #[inline(always)]
+    fn addend(draw: u16, _: u32) -> u32 {
+        draw.into()
     }
 }
 
 /// Stochastically, with 32-bit draws.
-#[derive(Clone, Copy)]
-pub(crate) struct Draws32<'a>(pub(crate) &'a [u32]);
+pub(crate) struct Draws32;
 
-impl Decide for Draws32<'_> {
+impl Decide for Draws32 {
+    type Draw = u32;
     #[inline(always)]
-    fn up32(self, i: usize, frac: u32, tiny: u32, _: u32) -> bool {
-        !self.0[i] < frac | (tiny + 1) >> 1
+    fn up32(draw: u32, frac: u32, tiny: u32, _: u32) -> bool {
+        !draw < frac | tiny.wrapping_add(1) >> 1
     }
     #[inline(always)]
-    fn up64(self, i: usize, frac: u64, _: u64) -> bool {
-        u64::from(!self.0[i]) < ((frac >> 31) + 1) >> 1
+    fn up64(draw: u32, frac: u64, _: u64) -> bool {
+        u64::from(!draw) < ((frac >> 31) + 1) >> 1
+    }
+    #[inline(always)]
+    fn addend(draw: u32, _: u32) -> u32 {
+        draw >> 16
     }
 }
 
-/// `(frac, tiny)` of [`Decide::up32`].
+/// Whether an f32 with this significand goes up when `shift` bits are dropped.
 #[inline(always)]
-fn fraction32(significand: u32, shift: u32) -> (u32, u32) {
-    let frac = significand << (32u32.wrapping_sub(shift) & 31);
-    let tiny = significand >> shift.wrapping_sub(33).min(31);
-    if shift <= 32 { (frac, 0) } else { (0, tiny) }
+fn up32<D: Decide>(draw: D::Draw, significand: u32, shift: u32, odd: u32) -> bool {
+    // A shift by more than the width, or by a negative number, leaves nothing.
+    let frac = significand.checked_shl(32u32.wrapping_sub(shift)).unwrap_or(0);
+    let tiny = significand.checked_shr(shift.wrapping_sub(33)).unwrap_or(0);
+    D::up32(draw, frac, tiny, odd)
 }
 
-/// `frac` of [`Decide::up64`].
+/// As [`up32`], for an f64.
 #[inline(always)]
-fn fraction64(significand: u64, shift: u64) -> u64 {
-    let exact = significand << (64u64.wrapping_sub(shift) & 63);
-    if shift <= 64 { exact } else { significand >> (shift - 64).min(63) }
+fn up64<D: Decide>(draw: D::Draw, significand: u64, shift: u64, odd: u64) -> bool {
+    let exact = significand.checked_shl(64u32.wrapping_sub(shift as u32)).unwrap_or(0);
+    let floor = significand.checked_shr((shift as u32).wrapping_sub(64)).unwrap_or(0);
+    D::up64(draw, if shift <= 64 { exact } else { floor }, odd)
+}
+
+/// BF16 from f32, unscaled: at every exponent the dropped bits are the low 16 of the word.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bf16 {
+    /// The code, without sign, of what is too large.
+    beyond: u32,
+}
+
+impl Target for Bf16 {
+    type Word = u32;
+    #[inline(always)]
+    fn code<D: Decide>(&self, bits: u32, draw: D::Draw) -> Coded {
+        let magnitude = bits & 0x7FFF_FFFF;
+        let sign = bits >> 16 & 0x8000;
+        let code = (magnitude + D::addend(draw, bits >> 16 & 1)) >> 16;
+        let too_large = code >= 0x7F80;
+        let is_nan = magnitude > 0x7F80_0000;
+        let code = if too_large { self.beyond } else { code };
+        let code = if is_nan { magnitude >> 16 | 0x40 } else { code };
+        Coded { code: code | sign, nan: is_nan as u32, overflow: too_large as u32, negative: 0 }
+    }
 }
 
 macro_rules! lanes {
-    ($target:ident, $word:ident, fraction $fraction:literal, bias $bias:literal, up $up:expr) => {
-        /// A format, scale and overflow policy as constants of the lanes of one source type.
+    ($target:ident, $word:ident, fraction $fraction:literal, bias $bias:literal, up $up:ident) => {
+        /// Any target from one source width. `PLAIN` ones are signed, have a zero, and keep no payload.
         #[derive(Clone, Copy, Debug)]
-        pub struct $target {
+        pub(crate) struct $target<const PLAIN: bool> {
             fraction_bits: $word,
             /// Dropped bits of a normal value.
             drop: $word,
             /// Biased source exponent of the target's smallest normal value.
             min_exponent: $word,
             max_code: $word,
+            /// The code, without sign, of what is too large.
             beyond: $word,
             sign_shift: $word,
-            signed: bool,
+            /// 1 in an unsigned format.
+            unsigned: $word,
+            /// The code of a value below zero in an unsigned format.
             negative: $word,
             /// The source word of code 1, below which a format without zero halves its spacing; 0 elsewhere.
             code_1: $word,
@@ -139,7 +225,7 @@ macro_rules! lanes {
             payload: $word,
         }
 
-        impl $target {
+        impl<const PLAIN: bool> $target<PLAIN> {
             const fn new(format: Format, scale: i32, overflow: Overflow) -> Option<Self> {
                 let min_exponent = scale.saturating_add(1 - format.bias() + $bias);
                 if min_exponent < 1 {
@@ -149,7 +235,6 @@ macro_rules! lanes {
                 const TOP: i32 = 4 * $bias;
                 let min_exponent = if min_exponent > TOP { TOP } else { min_exponent } as $word;
                 let p = format.fraction_bits() as $word;
-                let beyond = beyond(format, overflow) as $word;
                 // Code 1 of a format without zero is 2^(min_exponent - p): its word, normal or subnormal.
                 let code_1 = if format.has_zero() {
                     0
@@ -167,9 +252,9 @@ macro_rules! lanes {
                     drop: $fraction - p,
                     min_exponent,
                     max_code: format.max_code() as $word,
-                    beyond,
+                    beyond: beyond(format, overflow) as $word,
                     sign_shift: format.bits() as $word - 1,
-                    signed: format.is_signed(),
+                    unsigned: !format.is_signed() as $word,
                     negative: match (format.negative(), format.nan_code()) {
                         (Negative::Nan, Some(nan)) => nan as $word,
                         _ => 0,
@@ -180,66 +265,73 @@ macro_rules! lanes {
                     payload: if format.keeps_payload() { (1 << p) - 1 } else { 0 },
                 })
             }
+        }
 
+        impl<const PLAIN: bool> Target for $target<PLAIN> {
+            type Word = $word;
             #[inline(always)]
-            fn code(&self, i: usize, bits: $word, decide: impl Decide, lost: &mut Lost) -> $word {
+            fn code<D: Decide>(&self, bits: $word, draw: D::Draw) -> Coded {
                 const SIGN: $word = 1 << (<$word>::BITS - 1);
                 const INFINITY: $word = (2 * $bias + 1) << $fraction;
                 let magnitude = bits & !SIGN;
                 let sign = bits >> (<$word>::BITS - 1);
 
                 // |x| = significand * 2^(exponent - bias - fraction), subnormals with exponent 1 and no hidden bit.
-                let field = magnitude >> $fraction;
-                let exponent = field.max(1);
+                let exponent = (magnitude >> $fraction).max(1);
                 let significand = magnitude - ((exponent - 1) << $fraction);
 
                 // Dropped bits grow below the target's normal range, and shrink by one below code 1 without a zero.
-                let below_code_1 = (magnitude < self.code_1) as $word;
+                let below_code_1 = (!PLAIN && magnitude < self.code_1) as $word;
                 let shift = self.drop + self.min_exponent.saturating_sub(exponent) - below_code_1;
                 let binades = exponent.max(self.min_exponent) - self.min_exponent;
-                let whole = significand >> shift.min(<$word>::BITS as $word - 1);
+                let whole = significand.checked_shr(shift as u32).unwrap_or(0);
                 let floor = (binades << self.fraction_bits) + whole.max(below_code_1) - below_code_1;
-                let up = $up(decide, i, significand, shift, floor & 1) & (whole >= below_code_1);
+                let up = $up::<D>(draw, significand, shift, floor & 1) & (whole >= below_code_1);
                 let code = floor + up as $word;
 
-                let too_large = (code > self.max_code) | (magnitude == INFINITY);
+                let too_large = (code > self.max_code) | (magnitude >= INFINITY);
                 let code = if too_large { self.beyond } else { code };
-                let code = if self.signed {
-                    code | sign << self.sign_shift
-                } else {
-                    let negative = (sign != 0) & (magnitude != 0);
-                    lost.negative += (negative & (magnitude <= INFINITY)) as u32;
-                    if negative { self.negative } else { code }
-                };
-                let is_nan = magnitude > INFINITY;
-                lost.nan += is_nan as u32;
-                lost.overflow += (too_large & !is_nan & (self.signed | (sign == 0))) as u32;
-                let nan = self.nan | magnitude >> self.drop & self.payload | (sign & self.nan_sign) << self.sign_shift;
-                if is_nan { nan } else { code }
-            }
-        }
+                let unsigned = if PLAIN { 0 } else { self.unsigned };
+                let below_zero = sign & unsigned & (magnitude != 0) as $word;
+                let code = code | (sign & (unsigned ^ 1)) << self.sign_shift;
+                let code = if below_zero != 0 { self.negative } else { code };
 
-        impl Word for $word {
-            type Target = $target;
-            fn target(format: Format, scale: i32, overflow: Overflow) -> Option<$target> {
-                $target::new(format, scale, overflow)
-            }
-            #[inline(always)]
-            fn code(self, target: &$target, i: usize, decide: impl Decide, lost: &mut Lost) -> u32 {
-                target.code(i, self, decide, lost) as u32
+                let is_nan = magnitude > INFINITY;
+                let payload = if PLAIN { 0 } else { magnitude >> self.drop & self.payload };
+                let nan = self.nan | payload | (sign & self.nan_sign) << self.sign_shift;
+                Coded {
+                    code: if is_nan { nan } else { code } as u32,
+                    nan: is_nan as u32,
+                    overflow: too_large as u32,
+                    negative: below_zero as u32,
+                }
             }
         }
     };
 }
 
-lanes! {
-    Target32, u32, fraction 23, bias 127,
-    up |decide: _, i, significand, shift, odd| {
-        let (frac, tiny) = fraction32(significand, shift);
-        Decide::up32(decide, i, frac, tiny, odd)
+lanes! { Target32, u32, fraction 23, bias 127, up up32 }
+lanes! { Target64, u64, fraction 52, bias 1023, up up64 }
+
+/// Whether a format is signed, has a zero and keeps no payload.
+const fn is_plain(format: Format) -> bool {
+    format.is_signed() && format.has_zero() && !format.keeps_payload()
+}
+
+impl Word for u32 {
+    fn with_target<V: WithTarget<Self>>(format: Format, scale: i32, overflow: Overflow, work: V) -> Option<V::Output> {
+        if format == Format::BF16 && scale == 0 {
+            Some(work.run(Bf16 { beyond: beyond(format, overflow).into() }))
+        } else if is_plain(format) {
+            Some(work.run(Target32::<true>::new(format, scale, overflow)?))
+        } else {
+            Some(work.run(Target32::<false>::new(format, scale, overflow)?))
+        }
     }
 }
-lanes! {
-    Target64, u64, fraction 52, bias 1023,
-    up |decide: _, i, significand, shift, odd| Decide::up64(decide, i, fraction64(significand, shift), odd)
+
+impl Word for u64 {
+    fn with_target<V: WithTarget<Self>>(format: Format, scale: i32, overflow: Overflow, work: V) -> Option<V::Output> {
+        Some(work.run(Target64::<false>::new(format, scale, overflow)?))
+    }
 }
