@@ -32,7 +32,7 @@ fn casts(c: &mut Criterion) {
         b.iter(|| {
             use rayon::prelude::*;
             copy.par_chunks_mut(1 << 16).zip(x.par_chunks(1 << 16)).for_each(|(y, x)| y.copy_from_slice(x));
-        })
+        });
     });
     group.bench_function("half bf16 nearest", |b| b.iter(|| halves.convert_from_f32_slice(black_box(&x))));
     for (name, format) in [

@@ -17,6 +17,7 @@ use crate::isa::{Isa, Kernel, at_level};
 use crate::random::{BLOCK, Draw, Draws, Generator, Width, Words};
 use crate::round::lanes::{Decide, Draws16, Draws32, Lost, NearestEven, Target, WithTarget, Word};
 use crate::round::{Mode, Overflow, RandomBits, Source, encode};
+use crate::threads::join;
 
 /// Casts stochastically into a new vector, with the default overflow of the target.
 ///
@@ -308,11 +309,7 @@ impl<D: Draws> Cast<D> {
             rounding: self.rounding,
             isa: self.isa.unwrap_or_else(Isa::best),
         };
-        #[cfg(feature = "parallel")]
-        if x.len() > CHUNK {
-            return spread(&plan, 0, x, out);
-        }
-        plan.chunk(0, x, out)
+        spread(&plan, 0, x, out)
     }
 }
 
@@ -320,7 +317,6 @@ impl<D: Draws> Cast<D> {
 const CHUNK: usize = 64 * BLOCK;
 
 /// Halves the work at multiples of [`CHUNK`] until it is one chunk.
-#[cfg(feature = "parallel")]
 fn spread<S: Source, D: Draws>(plan: &Plan<D>, first: u64, x: &[S], out: impl Output) -> Report {
     if x.len() <= CHUNK {
         return plan.chunk(first, x, out);
@@ -328,8 +324,7 @@ fn spread<S: Source, D: Draws>(plan: &Plan<D>, first: u64, x: &[S], out: impl Ou
     let middle = x.len().div_ceil(CHUNK) / 2 * CHUNK;
     let (x0, x1) = x.split_at(middle);
     let (out0, out1) = out.split(middle);
-    let (mut report, more) =
-        rayon::join(|| spread(plan, first, x0, out0), || spread(plan, first + middle as u64, x1, out1));
+    let (mut report, more) = join(|| spread(plan, first, x0, out0), || spread(plan, first + middle as u64, x1, out1));
     report += more;
     report
 }
@@ -604,16 +599,14 @@ pub fn decode_into<T: Element>(codes: &[T], out: &mut [f32]) -> Result<(), CastE
 }
 
 fn decode_slices<T: Element>(codes: &[T], out: &mut [f32]) {
-    let run = |codes: &[T], out: &mut [f32]| {
-        for (x, code) in out.iter_mut().zip(codes) {
-            *x = code.value();
-        }
-    };
-    #[cfg(feature = "parallel")]
-    {
-        use rayon::prelude::*;
-        codes.par_chunks(CHUNK).zip(out.par_chunks_mut(CHUNK)).for_each(|(codes, out)| run(codes, out));
+    if codes.len() > CHUNK {
+        let middle = codes.len() / 2;
+        let (codes, more_codes) = codes.split_at(middle);
+        let (out, more_out) = out.split_at_mut(middle);
+        join(|| decode_slices(codes, out), || decode_slices(more_codes, more_out));
+        return;
     }
-    #[cfg(not(feature = "parallel"))]
-    run(codes, out);
+    for (x, code) in out.iter_mut().zip(codes) {
+        *x = code.value();
+    }
 }

@@ -56,6 +56,7 @@ pub mod format;
 mod isa;
 pub mod random;
 pub mod round;
+mod threads;
 
 pub use cast::{decode, nearest_cast, sr_cast};
 pub use format::{E2M1, E2M3, E3M2, E4M3, E5M2, E8M0, Element, Format, PackedVec, UE2M2, UE2M2Nz, UE4M4, UE5M3};
