@@ -170,7 +170,7 @@ fn starts(grid: &Grid, d: u32) -> Option<(u16, u32)> {
     let (code, value) = if d > 23 { (0, 0.0) } else { (code, format.value(code) as f32) };
     // 24 dropped bits: sources between half the smallest value and all of it.
     let bits = if d == 24 { (format.value(1) as f32 / 2.0).to_bits() } else { value.to_bits() };
-    (d <= 24 && !(d == 24 && !format.has_zero())).then_some((code, bits))
+    (d < 24 || format.has_zero()).then_some((code, bits))
 }
 
 fn thresholds(step: usize) {
