@@ -26,7 +26,8 @@ impl Isa {
     pub fn available() -> impl Iterator<Item = Self> {
         #[cfg(all(feature = "std", target_arch = "x86_64"))]
         let more = {
-            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi2");
+            let avx2 =
+                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi2") && is_x86_feature_detected!("fma");
             let avx512 = avx2
                 && is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
@@ -68,11 +69,11 @@ pub(crate) trait Kernel {
 pub(crate) fn at_level<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
     #[cfg(all(feature = "std", target_arch = "x86_64"))]
     {
-        #[target_feature(enable = "avx2,bmi2")]
+        #[target_feature(enable = "avx2,bmi2,fma")]
         fn avx2<K: Kernel>(kernel: K) -> K::Output {
             kernel.run()
         }
-        #[target_feature(enable = "avx2,bmi2,avx512f,avx512bw,avx512dq,avx512vl")]
+        #[target_feature(enable = "avx2,bmi2,fma,avx512f,avx512bw,avx512dq,avx512vl")]
         fn avx512<K: Kernel>(kernel: K) -> K::Output {
             kernel.run()
         }

@@ -54,6 +54,8 @@ compile_error!("codes and random words are laid out little-endian");
 pub mod cast;
 pub mod format;
 mod isa;
+#[cfg(feature = "std")]
+pub mod optim;
 pub mod random;
 pub mod round;
 mod threads;

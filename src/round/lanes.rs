@@ -8,6 +8,8 @@
 //! Elements that lose more than precision are rare, so lanes only say that there was one; a block that had one is made
 //! again by the form that counts.
 
+#![allow(unreachable_pub, reason = "sealed traits name these types, out of reach all the same")]
+
 use core::ops::AddAssign;
 
 use super::Overflow;
@@ -180,9 +182,15 @@ fn up64<D: Decide>(draw: D::Draw, significand: u64, shift: u64, odd: u64) -> boo
 
 /// BF16 from f32, unscaled: at every exponent the dropped bits are the low 16 of the word.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bf16 {
+pub struct Bf16 {
     /// The code, without sign, of what is too large.
     beyond: u32,
+}
+
+impl Bf16 {
+    pub(crate) const fn new(overflow: Overflow) -> Self {
+        Self { beyond: beyond(Format::BF16, overflow) as u32 }
+    }
 }
 
 impl Target for Bf16 {
@@ -204,7 +212,7 @@ macro_rules! lanes {
     ($target:ident, $word:ident, fraction $fraction:literal, bias $bias:literal, up $up:ident) => {
         /// Any target from one source width. `PLAIN` ones are signed, have a zero, and keep no payload.
         #[derive(Clone, Copy, Debug)]
-        pub(crate) struct $target<const PLAIN: bool> {
+        pub struct $target<const PLAIN: bool> {
             fraction_bits: $word,
             /// Dropped bits of a normal value.
             drop: $word,
@@ -226,7 +234,7 @@ macro_rules! lanes {
         }
 
         impl<const PLAIN: bool> $target<PLAIN> {
-            const fn new(format: Format, scale: i32, overflow: Overflow) -> Option<Self> {
+            pub(crate) const fn new(format: Format, scale: i32, overflow: Overflow) -> Option<Self> {
                 let min_exponent = scale.saturating_add(1 - format.bias() + $bias);
                 if min_exponent < 1 {
                     return None;
@@ -321,7 +329,7 @@ const fn is_plain(format: Format) -> bool {
 impl Word for u32 {
     fn with_target<V: WithTarget<Self>>(format: Format, scale: i32, overflow: Overflow, work: V) -> Option<V::Output> {
         if format == Format::BF16 && scale == 0 {
-            Some(work.run(Bf16 { beyond: beyond(format, overflow).into() }))
+            Some(work.run(Bf16::new(overflow)))
         } else if is_plain(format) {
             Some(work.run(Target32::<true>::new(format, scale, overflow)?))
         } else {

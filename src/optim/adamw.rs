@@ -1,0 +1,433 @@
+//! AdamW on CPU memory.
+
+use alloc::collections::BTreeMap;
+use alloc::format;
+use alloc::string::String;
+
+use super::rule::{Scalars, power};
+use super::state::{Moment, Real, StateFormat};
+use super::{OptimError, Rounding};
+use crate::isa::{Isa, Kernel, at_level};
+use crate::random::{BLOCK, Draw, Generator, Role, SrStates, Width, Words, tensor_id};
+use crate::round::lanes::{Decide, Draws16, NearestEven};
+use crate::threads::join;
+
+/// Hyper-parameters, with the field's usual defaults.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWConfig {
+    /// Learning rate, finite and not negative. 1e-3.
+    pub lr: f64,
+    /// Decay of the first moment, in [0, 1). 0.9.
+    pub beta1: f64,
+    /// Decay of the second moment, in [0, 1). 0.999.
+    pub beta2: f64,
+    /// Added to the root of the second moment; positive as f32. 1e-8.
+    pub eps: f64,
+    /// Decoupled weight decay, finite and not negative: the old parameter shrinks by `lr * weight_decay` of itself. 1e-2.
+    pub weight_decay: f64,
+    /// Climb instead of descend. False.
+    pub maximize: bool,
+    /// Not supported: refused when true.
+    pub amsgrad: bool,
+}
+
+impl Default for AdamWConfig {
+    fn default() -> Self {
+        Self { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 1e-2, maximize: false, amsgrad: false }
+    }
+}
+
+impl AdamWConfig {
+    /// Checks every hyper-parameter.
+    ///
+    /// # Errors
+    /// [`OptimError::Config`] names the first that is out of its range, [`OptimError::Unsupported`] an option that there
+    /// is not.
+    pub fn check(&self) -> Result<(), OptimError> {
+        let within = |argument, expected, got: f64, ok: bool| {
+            if ok { Ok(()) } else { Err(OptimError::Config { argument, expected, got }) }
+        };
+        let finite = |x: f64| x >= 0.0 && (x as f32).is_finite();
+        within("lr", "a finite f32, 0 or more", self.lr, finite(self.lr))?;
+        within("beta1", "0 <= beta1 < 1", self.beta1, (0.0..1.0).contains(&self.beta1))?;
+        within("beta2", "0 <= beta2 < 1", self.beta2, (0.0..1.0).contains(&self.beta2))?;
+        let eps = self.eps as f32;
+        within("eps", "positive and finite as f32", self.eps, eps > 0.0 && eps.is_finite())?;
+        within("weight_decay", "a finite f32, 0 or more", self.weight_decay, finite(self.weight_decay))?;
+        within("lr * weight_decay", "a finite f32", self.lr * self.weight_decay, finite(self.lr * self.weight_decay))?;
+        if self.amsgrad {
+            let reason = "a running maximum of the second moment would need a third state";
+            return Err(OptimError::Unsupported { argument: "amsgrad", reason });
+        }
+        Ok(())
+    }
+
+    /// The scalars of a tensor at age `t`, counted from 1.
+    ///
+    /// # Errors
+    /// [`OptimError::Config`] for `t = 0`, where the bias corrections divide by zero.
+    pub fn scalars(&self, t: u64) -> Result<Scalars, OptimError> {
+        if t == 0 {
+            return Err(OptimError::Config { argument: "t", expected: "an age of 1 or more", got: 0.0 });
+        }
+        Ok(Scalars {
+            beta1: self.beta1 as f32,
+            one_minus_beta1: (1.0 - self.beta1) as f32,
+            beta2: self.beta2 as f32,
+            one_minus_beta2: (1.0 - self.beta2) as f32,
+            minus_step: -(self.lr / (1.0 - power(self.beta1, t))) as f32,
+            root_correction: (1.0 / (1.0 - power(self.beta2, t)).sqrt()) as f32,
+            eps: self.eps as f32,
+            minus_decay: -(self.lr * self.weight_decay) as f32,
+            gradient_scale: if self.maximize { -1.0 } else { 1.0 },
+            clip: 1.0,
+        })
+    }
+}
+
+/// One tensor of a step: its id, parameters and gradients.
+#[derive(Debug)]
+pub struct Parameter<'a, P, G> {
+    id: u64,
+    label: Label<'a>,
+    params: &'a mut [P],
+    grads: &'a [G],
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Label<'a> {
+    Name(&'a str),
+    Number(u64),
+}
+
+impl Label<'_> {
+    fn text(self) -> String {
+        match self {
+            Self::Name(name) => format!("`{name}`"),
+            Self::Number(number) => format!("{number}"),
+        }
+    }
+}
+
+impl<'a, P: Real, G: Real> Parameter<'a, P, G> {
+    /// A tensor known by name; its id is the name's [`tensor_id`].
+    pub fn named(name: &'a str, params: &'a mut [P], grads: &'a [G]) -> Self {
+        Self { id: tensor_id(name), label: Label::Name(name), params, grads }
+    }
+
+    /// A tensor known by number.
+    pub fn numbered(id: u64, params: &'a mut [P], grads: &'a [G]) -> Self {
+        Self { id, label: Label::Number(id), params, grads }
+    }
+}
+
+/// State of one tensor.
+#[derive(Clone, Debug, PartialEq)]
+struct TensorState {
+    m: Moment,
+    v: Moment,
+    age: u64,
+}
+
+/// AdamW with stored moments of few bits.
+///
+/// Two counters: the *age* of a tensor counts its own steps from 1 and corrects the bias of its moments; the *step* of the
+/// optimizer counts calls and keys the random draws.
+#[derive(Clone, Debug)]
+pub struct AdamW {
+    config: AdamWConfig,
+    format: StateFormat,
+    states: Rounding,
+    parameters: Rounding,
+    isa: Isa,
+    step: u64,
+    /// Counters used so far under [`Rounding::SrStates`].
+    offset: u64,
+    tensors: BTreeMap<u64, TensorState>,
+}
+
+impl AdamW {
+    /// An optimizer whose moments are stored in `format`, with `rounding` for moments and for parameters of fewer than 32
+    /// bits.
+    ///
+    /// # Errors
+    /// As [`AdamWConfig::check`].
+    pub fn new(config: AdamWConfig, format: StateFormat, rounding: Rounding) -> Result<Self, OptimError> {
+        config.check()?;
+        Ok(Self {
+            config,
+            format,
+            states: rounding,
+            parameters: match rounding {
+                Rounding::SrStates { .. } => Rounding::Nearest,
+                other => other,
+            },
+            isa: Isa::best(),
+            step: 0,
+            offset: 0,
+            tensors: BTreeMap::new(),
+        })
+    }
+
+    /// Another rounding for parameters than for moments.
+    ///
+    /// # Errors
+    /// [`OptimError::Unsupported`] for [`Rounding::SrStates`], which has no counters for parameters.
+    pub fn parameter_rounding(self, rounding: Rounding) -> Result<Self, OptimError> {
+        if let Rounding::SrStates { .. } = rounding {
+            let reason = "`SrStates` has no counters for parameters";
+            return Err(OptimError::Unsupported { argument: "parameter_rounding", reason });
+        }
+        Ok(Self { parameters: rounding, ..self })
+    }
+
+    /// Runs at this instruction-set level instead of the best one; no bit depends on it.
+    #[must_use]
+    pub fn isa(self, isa: Isa) -> Self {
+        Self { isa, ..self }
+    }
+
+    /// The hyper-parameters.
+    #[must_use]
+    pub fn config(&self) -> &AdamWConfig {
+        &self.config
+    }
+
+    /// Changes the hyper-parameters from the next step on, as a schedule does.
+    ///
+    /// # Errors
+    /// As [`AdamWConfig::check`]; the old ones stay then.
+    pub fn set_config(&mut self, config: AdamWConfig) -> Result<(), OptimError> {
+        config.check()?;
+        self.config = config;
+        Ok(())
+    }
+
+    /// Steps executed.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.step
+    }
+
+    /// Age of a tensor: its own steps executed. 0 for one that has not been stepped.
+    #[must_use]
+    pub fn age(&self, id: u64) -> u64 {
+        self.tensors.get(&id).map_or(0, |state| state.age)
+    }
+
+    /// First and second moment of a tensor; `None` for one that has not been stepped.
+    #[must_use]
+    pub fn moments(&self, id: u64) -> Option<(&Moment, &Moment)> {
+        self.tensors.get(&id).map(|state| (&state.m, &state.v))
+    }
+
+    /// Bytes of the states.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.tensors.values().map(|state| state.m.bytes() + state.v.bytes()).sum()
+    }
+
+    /// Steps one tensor, of id 0.
+    ///
+    /// # Errors
+    /// As [`step_tensors`](Self::step_tensors).
+    pub fn step<P: Real, G: Real>(&mut self, params: &mut [P], grads: &[G]) -> Result<(), OptimError> {
+        self.step_tensors(&mut [Parameter::numbered(0, params, grads)])
+    }
+
+    /// Steps tensors. Their order, and which others are stepped with them, change no bit (but under
+    /// [`Rounding::SrStates`], whose counters run through the tensors).
+    ///
+    /// A tensor that is not in the list, for want of a gradient, stands still: its age does not move.
+    ///
+    /// # Errors
+    /// [`OptimError::Length`] for gradients of another length than the parameters, or parameters of another length than
+    /// before; [`OptimError::SameTensor`] for two tensors with one id. Nothing is changed then.
+    pub fn step_tensors<P: Real, G: Real>(&mut self, tensors: &mut [Parameter<'_, P, G>]) -> Result<(), OptimError> {
+        self.check(tensors)?;
+        self.step += 1;
+        for tensor in tensors {
+            self.step_tensor(tensor)?;
+        }
+        Ok(())
+    }
+
+    fn check<P: Real, G: Real>(&self, tensors: &[Parameter<'_, P, G>]) -> Result<(), OptimError> {
+        let mut seen = BTreeMap::new();
+        for tensor in tensors {
+            let length = |argument, got| OptimError::Length {
+                argument,
+                tensor: tensor.label.text(),
+                expected: tensor.params.len(),
+                got,
+            };
+            if tensor.grads.len() != tensor.params.len() {
+                return Err(length("grads", tensor.grads.len()));
+            }
+            if let Some(state) = self.tensors.get(&tensor.id).filter(|state| state.m.len() != tensor.params.len()) {
+                return Err(length("state", state.m.len()));
+            }
+            if let Some(first) = seen.insert(tensor.id, tensor.label) {
+                let (first, second) = (first.text(), tensor.label.text());
+                return Err(OptimError::SameTensor { first, second, id: tensor.id });
+            }
+        }
+        Ok(())
+    }
+
+    fn step_tensor<P: Real, G: Real>(&mut self, tensor: &mut Parameter<'_, P, G>) -> Result<(), OptimError> {
+        let n = tensor.params.len();
+        let state = self.tensors.entry(tensor.id).or_insert_with(|| TensorState {
+            m: Moment::zeroed(self.format, n),
+            v: Moment::zeroed(self.format, n),
+            age: 0,
+        });
+        let scalars = self.config.scalars(state.age + 1)?;
+        state.age += 1;
+        let draws = |rounding, role, sr_states: u64| match rounding {
+            Rounding::Nearest => Noise::None,
+            Rounding::Stochastic { seed } => {
+                Noise::Draw(Draw::seeded(seed).step(self.step).tensor(tensor.id).role(role))
+            }
+            Rounding::SrStates { seed } => Noise::SrStates(SrStates::seeded(seed).advanced(sr_states)),
+        };
+        let noise = [
+            draws(self.parameters, Role::Parameter, 0),
+            draws(self.states, Role::FirstMoment, self.offset),
+            draws(self.states, Role::SecondMoment, self.offset.wrapping_add(n as u64)),
+        ];
+        if let Rounding::SrStates { .. } = self.states {
+            self.offset = self.offset.wrapping_add(2 * n as u64);
+        }
+        let (params, grads) = (&mut *tensor.params, tensor.grads);
+        match (&mut state.m, &mut state.v) {
+            (Moment::F32(m), Moment::F32(v)) => spread(self.isa, &scalars, &noise, 0, (params, grads, m, v)),
+            (Moment::Bf16(m), Moment::Bf16(v)) => spread(self.isa, &scalars, &noise, 0, (params, grads, m, v)),
+            (Moment::F32(m), Moment::Bf16(v)) => spread(self.isa, &scalars, &noise, 0, (params, grads, m, v)),
+            (Moment::Bf16(m), Moment::F32(v)) => spread(self.isa, &scalars, &noise, 0, (params, grads, m, v)),
+        }
+        Ok(())
+    }
+}
+
+/// Where the draws of one stored value come from.
+#[derive(Clone, Copy)]
+enum Noise {
+    /// Nowhere: to nearest.
+    None,
+    Draw(Draw),
+    SrStates(SrStates),
+}
+
+/// Elements that a thread takes at a time.
+const CHUNK: usize = 32 * BLOCK;
+
+/// Parameters, gradients, first and second moments.
+type Slices<'a, P, G, M, V> = (&'a mut [P], &'a [G], &'a mut [M], &'a mut [V]);
+
+/// Halves the work until it is one chunk.
+fn spread<P: Real, G: Real, M: Real, V: Real>(
+    isa: Isa,
+    scalars: &Scalars,
+    noise: &[Noise; 3],
+    first: u64,
+    (p, g, m, v): Slices<'_, P, G, M, V>,
+) {
+    if p.len() <= CHUNK {
+        at_level(isa, Step { scalars, noise, first, slices: (p, g, m, v) });
+        return;
+    }
+    let middle = p.len().div_ceil(CHUNK) / 2 * CHUNK;
+    let (p, p1) = p.split_at_mut(middle);
+    let (g, g1) = g.split_at(middle);
+    let (m, m1) = m.split_at_mut(middle);
+    let (v, v1) = v.split_at_mut(middle);
+    join(
+        || spread(isa, scalars, noise, first, (p, g, m, v)),
+        || spread(isa, scalars, noise, first + middle as u64, (p1, g1, m1, v1)),
+    );
+}
+
+/// A run of elements of one tensor, from element `first` on.
+struct Step<'a, P, G, M, V> {
+    scalars: &'a Scalars,
+    noise: &'a [Noise; 3],
+    first: u64,
+    slices: Slices<'a, P, G, M, V>,
+}
+
+impl<P: Real, G: Real, M: Real, V: Real> Kernel for Step<'_, P, G, M, V> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        let Self { scalars, noise: [noise_p, noise_m, noise_v], first, slices: (p, g, m, v) } = self;
+        let scalars = *scalars;
+        let (mut writer_p, mut writer_m, mut writer_v) =
+            (Writer::new(noise_p), Writer::new(noise_m), Writer::new(noise_v));
+        let mut rooms = [[0u32; BLOCK]; 4];
+        let mut new = [[0f32; BLOCK]; 3];
+        let blocks = p.chunks_mut(BLOCK).zip(g.chunks(BLOCK)).zip(m.chunks_mut(BLOCK).zip(v.chunks_mut(BLOCK)));
+        for (b, ((p, g), (m, v))) in blocks.enumerate() {
+            let n = p.len();
+            let [room_p, room_g, room_m, room_v] = &mut rooms;
+            let (words_p, words_g) = (&P::words(p, room_p)[..n], &G::words(g, room_g)[..n]);
+            let (words_m, words_v) = (&M::words(m, room_m)[..n], &V::words(v, room_v)[..n]);
+            let [new_p, new_m, new_v] = &mut new;
+            let (new_p, new_m, new_v) = (&mut new_p[..n], &mut new_m[..n], &mut new_v[..n]);
+            for i in 0..n {
+                let [p, g, m, v] = [words_p[i], words_g[i], words_m[i], words_v[i]].map(f32::from_bits);
+                [new_p[i], new_m[i], new_v[i]] = scalars.step(p, g, m, v);
+            }
+            let index = first + (b * BLOCK) as u64;
+            writer_p.write(index, new_p, p);
+            writer_m.write(index, new_m, m);
+            writer_v.write(index, new_v, v);
+        }
+    }
+}
+
+/// Rounds and stores blocks of one tensor's parameters or moments.
+struct Writer {
+    generator: Generators,
+    words: Words,
+}
+
+enum Generators {
+    None,
+    Draw(<Draw as crate::random::Sealed>::Generator),
+    SrStates(<SrStates as crate::random::Sealed>::Generator),
+}
+
+impl Writer {
+    #[inline(always)]
+    fn new(noise: &Noise) -> Self {
+        use crate::random::Sealed;
+        let generator = match noise {
+            Noise::None => Generators::None,
+            Noise::Draw(draw) => Generators::Draw(draw.generator(Width::Bits16)),
+            Noise::SrStates(draw) => Generators::SrStates(draw.generator(Width::Bits16)),
+        };
+        Self { generator, words: Words::new() }
+    }
+
+    #[inline(always)]
+    fn write<T: Real>(&mut self, index: u64, new: &[f32], out: &mut [T]) {
+        let n = new.len();
+        // An f32 takes no draw.
+        let (words, skip) = match &mut self.generator {
+            Generators::Draw(generator) if size_of::<T>() < 4 => generator.fill(index, n, &mut self.words),
+            Generators::SrStates(generator) if size_of::<T>() < 4 => generator.fill(index, n, &mut self.words),
+            _ => return store::<T, NearestEven>(new, &[(); BLOCK][..n], out),
+        };
+        store::<T, Draws16>(new, &bytemuck::cast_slice(words)[skip..][..n], out);
+    }
+}
+
+#[inline(always)]
+fn store<T: Real, D: Decide>(new: &[f32], draws: &[D::Draw], out: &mut [T]) {
+    let n = out.len();
+    let (new, draws, target) = (&new[..n], &draws[..n], T::target());
+    for i in 0..n {
+        out[i] = T::store::<D>(&target, new[i], draws[i]);
+    }
+}

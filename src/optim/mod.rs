@@ -1,0 +1,105 @@
+//! Optimizer steps whose states are stored in few bits: the arithmetic in f32, one rounding for each stored value.
+//!
+//! [`AdamW`] steps tensors in CPU memory. Its moments are f32 or BF16, rounded to nearest or stochastically; parameters and
+//! gradients are f32, BF16 or FP16. A stored value is a pure function of the inputs, the seed, the step and the element's
+//! place: the same bits for any number of threads, at any instruction-set level, and resumed as straight through.
+//!
+//! ```
+//! use halfulp::optim::{AdamW, AdamWConfig, Rounding, StateFormat};
+//! let mut opt = AdamW::new(AdamWConfig { lr: 1e-2, ..AdamWConfig::default() }, StateFormat::Bf16, Rounding::stochastic(7))?;
+//! let mut w = vec![1.0f32; 1000];
+//! for _ in 0..100 {
+//!     let grads: Vec<f32> = w.iter().map(|w| 2.0 * w).collect(); // of the sum of squares
+//!     opt.step(&mut w, &grads)?;
+//! }
+//! assert!(w.iter().all(|w| w.abs() < 0.4));
+//! # Ok::<(), halfulp::optim::OptimError>(())
+//! ```
+
+mod adamw;
+mod rule;
+mod state;
+
+pub use adamw::{AdamW, AdamWConfig, Parameter};
+pub use rule::Scalars;
+pub use state::{Moment, Real, StateFormat};
+
+use alloc::string::String;
+
+/// How values are rounded when they are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Rounding {
+    /// To nearest, ties to the even code. In few bits this loses every update below half a ulp.
+    Nearest,
+    /// Stochastically, under stream 1 with this seed: each moment, and each parameter of fewer than 32 bits, by draws of
+    /// its own.
+    Stochastic {
+        /// The seed.
+        seed: u64,
+    },
+    /// Stochastically, with the words of the Python package `sr-states` in its layout: the first moment draws at counters
+    /// `offset + i`, the second at `offset + n + i`, and the offset moves on by `2n` for each tensor and step. Parameters
+    /// are rounded to nearest. For comparison; see [`SrStates`](crate::random::SrStates) for its limits.
+    ///
+    /// Stored moments equal the package's wherever its f32 arithmetic is that of this crate. It is not where the compiler
+    /// behind the package fuses a multiplication and an addition that [`Scalars::step`] does not, or the other way round.
+    SrStates {
+        /// The seed, of which the low 32 bits count.
+        seed: u64,
+    },
+}
+
+impl Rounding {
+    /// Stochastic rounding under stream 1.
+    #[must_use]
+    pub const fn stochastic(seed: u64) -> Self {
+        Self::Stochastic { seed }
+    }
+}
+
+/// What an optimizer refuses. Nothing was changed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OptimError {
+    /// A hyper-parameter out of its range.
+    #[error("{argument}: expected {expected}, got {got}")]
+    Config {
+        /// Name of the hyper-parameter.
+        argument: &'static str,
+        /// Its range.
+        expected: &'static str,
+        /// What came.
+        got: f64,
+    },
+    /// An option that this optimizer does not have.
+    #[error("{argument}: not supported: {reason}")]
+    Unsupported {
+        /// Name of the option.
+        argument: &'static str,
+        /// Why.
+        reason: &'static str,
+    },
+    /// Gradients or a state of another length than the parameters.
+    #[error("{argument} of tensor {tensor}: expected {expected} elements, got {got}")]
+    Length {
+        /// What has the wrong length.
+        argument: &'static str,
+        /// The tensor, by name or number.
+        tensor: String,
+        /// Number of parameters.
+        expected: usize,
+        /// What came.
+        got: usize,
+    },
+    /// Two tensors of one call with the same id.
+    #[error("tensor: expected different ids in one step, got {first} and {second} with the same id {id:#018x}")]
+    SameTensor {
+        /// The first of them, by name or number.
+        first: String,
+        /// The second.
+        second: String,
+        /// Their id.
+        id: u64,
+    },
+}

@@ -1,0 +1,416 @@
+//! AdamW on the CPU: the written arithmetic element by element, every dtype, rounding, level and cut; closed forms; f64.
+#![cfg(feature = "std")]
+
+mod common;
+
+use common::Inputs;
+use halfulp::optim::{AdamW, AdamWConfig, Moment, OptimError, Parameter, Real, Rounding, StateFormat};
+use halfulp::random::{Draws, Role, SrStates};
+use halfulp::round::{Mode, Overflow, RandomBits, Source, round};
+use halfulp::{Draw, Element, Format, Isa, bf16, f16};
+
+/// The slow, obvious step: arithmetic 1 in scalars, `round` for each stored value. Moments are kept as f32 values.
+struct Reference {
+    config: AdamWConfig,
+    format: StateFormat,
+    states: Rounding,
+    parameters: Rounding,
+    id: u64,
+    step: u64,
+    offset: u64,
+    m: Vec<f32>,
+    v: Vec<f32>,
+}
+
+trait Value: Real + Source {
+    const STORED: Option<Format>;
+    fn to(self) -> f32;
+    fn of_code(code: u16) -> Self;
+    fn of(x: f32) -> Self;
+}
+
+impl Value for f32 {
+    const STORED: Option<Format> = None;
+    fn to(self) -> f32 {
+        self
+    }
+    fn of_code(_: u16) -> Self {
+        unreachable!()
+    }
+    fn of(x: f32) -> Self {
+        x
+    }
+}
+
+impl Value for bf16 {
+    const STORED: Option<Format> = Some(Format::BF16);
+    fn to(self) -> f32 {
+        self.to_f32()
+    }
+    fn of_code(code: u16) -> Self {
+        Self::from_bits(code)
+    }
+    fn of(x: f32) -> Self {
+        Self::from_f32(x)
+    }
+}
+
+impl Value for f16 {
+    const STORED: Option<Format> = Some(Format::FP16);
+    fn to(self) -> f32 {
+        self.to_f32()
+    }
+    fn of_code(code: u16) -> Self {
+        Self::from_bits(code)
+    }
+    fn of(x: f32) -> Self {
+        Self::from_f32(x)
+    }
+}
+
+fn power(base: f64, t: u64) -> f64 {
+    if t == 0 {
+        return 1.0;
+    }
+    // Multiplies the squares of the set bits from the lowest up, as the step is written.
+    let mut square = base;
+    let mut product = 1.0;
+    for bit in 0..64 - t.leading_zeros() {
+        if t >> bit & 1 == 1 {
+            product *= square;
+        }
+        square *= square;
+    }
+    product
+}
+
+fn stored(x: f32, format: Format, rounding: Rounding, draw: impl FnOnce() -> u16) -> u16 {
+    let x = if x.is_nan() { f32::from_bits(0x7FC0_0000) } else { x };
+    let mode = match rounding {
+        Rounding::Nearest => Mode::NearestEven,
+        _ => Mode::Stochastic(RandomBits::of16(draw())),
+    };
+    round(x, format, mode, Overflow::Ieee)
+}
+
+impl Reference {
+    fn step<P: Value, G: Value>(&mut self, p: &mut [P], g: &[G]) {
+        let AdamWConfig { lr, beta1, beta2, eps, weight_decay, maximize, .. } = self.config;
+        self.step += 1;
+        let t = self.step;
+        let (b1, b2, c1, c2) = (beta1 as f32, beta2 as f32, (1.0 - beta1) as f32, (1.0 - beta2) as f32);
+        let size = (lr / (1.0 - power(beta1, t))) as f32;
+        let rc2 = (1.0 / (1.0 - power(beta2, t)).sqrt()) as f32;
+        let decay = (lr * weight_decay) as f32;
+        let n = p.len() as u64;
+        for i in 0..p.len() {
+            let (mut old, gradient) = (p[i].to(), if maximize { -g[i].to() } else { g[i].to() });
+            let m = c1.mul_add(gradient, b1 * self.m[i]);
+            let v = c2.mul_add(gradient * gradient, b2 * self.v[i]);
+            let d = v.sqrt().mul_add(rc2, eps as f32);
+            old = (-size).mul_add(m / d, (-decay).mul_add(old, old));
+            let (id, format, states) = (self.id, self.format, self.states);
+            let noise = |rounding, role, counter: u64| match rounding {
+                Rounding::Stochastic { seed } => Draw::seeded(seed).step(t).tensor(id).role(role).draw16(i as u64),
+                Rounding::SrStates { seed } => SrStates::seeded(seed).draw16(counter + i as u64),
+                _ => unreachable!(),
+            };
+            let parameters = self.parameters;
+            p[i] = match P::STORED {
+                None => P::of(if old.is_nan() { f32::from_bits(0x7FC0_0000) } else { old }),
+                Some(format) => P::of_code(stored(old, format, parameters, || noise(parameters, Role::Parameter, 0))),
+            };
+            let moment = |x: f32, role, counter| match format {
+                StateFormat::F32 if x.is_nan() => f32::from_bits(0x7FC0_0000),
+                StateFormat::F32 => x,
+                _ => bf16::from_bits(stored(x, Format::BF16, states, || noise(states, role, counter))).to_f32(),
+            };
+            self.m[i] = moment(m, Role::FirstMoment, self.offset);
+            self.v[i] = moment(v, Role::SecondMoment, self.offset + n);
+        }
+        self.offset += 2 * n;
+    }
+}
+
+fn bits(x: &[f32]) -> Vec<u32> {
+    x.iter().map(|x| x.to_bits()).collect()
+}
+
+/// Gradients of every kind: ordinary, zeros, subnormals, huge, NaN and infinities.
+fn gradient(inputs: &mut Inputs) -> f32 {
+    let word = inputs.next();
+    match word >> 60 {
+        0 => 0.0,
+        1 => f32::from_bits(word as u32 & 0x807F_FFFF),
+        2 => f32::from_bits(word as u32 & 0x7FFF_FFFF | 0x7000_0000),
+        3 if word >> 55 & 31 == 0 => [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0][(word & 3) as usize],
+        _ => (word as i32 as f32) * 1e-10,
+    }
+}
+
+fn compare<P: Value, G: Value>(
+    n: usize,
+    steps: u64,
+    format: StateFormat,
+    states: Rounding,
+    parameters: Rounding,
+    isa: Isa,
+) {
+    let config = AdamWConfig { lr: 0.1, weight_decay: 0.1, ..AdamWConfig::default() };
+    let mut inputs = Inputs(n as u64);
+    let start: Vec<P> = (0..n).map(|_| P::of(inputs.next() as i32 as f32 * 1e-9)).collect();
+    let mut opt = AdamW::new(config, format, states).unwrap().parameter_rounding(parameters).unwrap().isa(isa);
+    let zero = vec![0.0; n];
+    let mut reference =
+        Reference { config, format, states, parameters, id: 9, step: 0, offset: 0, m: zero.clone(), v: zero };
+    let (mut a, mut b) = (start.clone(), start);
+    for _ in 0..steps {
+        let g: Vec<G> = (0..n).map(|_| G::of(gradient(&mut inputs))).collect();
+        opt.step_tensors(&mut [Parameter::numbered(9, &mut a, &g)]).unwrap();
+        reference.step(&mut b, &g);
+    }
+    let name = format!("n {n}, {format:?}, {states:?}, {parameters:?}, {isa}");
+    assert!(bytemuck::cast_slice::<P, u8>(&a) == bytemuck::cast_slice::<P, u8>(&b), "parameters: {name}");
+    let (m, v) = opt.moments(9).unwrap();
+    assert_eq!(bits(&m.to_f32()), bits(&reference.m), "m: {name}");
+    assert_eq!(bits(&v.to_f32()), bits(&reference.v), "v: {name}");
+}
+
+const STATES: [(StateFormat, Rounding); 4] = [
+    (StateFormat::F32, Rounding::Nearest),
+    (StateFormat::Bf16, Rounding::Nearest),
+    (StateFormat::Bf16, Rounding::Stochastic { seed: 42 }),
+    (StateFormat::Bf16, Rounding::SrStates { seed: 7 }),
+];
+
+#[test]
+fn every_dtype_and_rounding_is_the_reference() {
+    for isa in Isa::available() {
+        for (format, states) in STATES {
+            for parameters in [Rounding::Nearest, Rounding::stochastic(3)] {
+                let n = 1537;
+                compare::<f32, f32>(n, 3, format, states, parameters, isa);
+                compare::<f32, bf16>(n, 3, format, states, parameters, isa);
+                compare::<f32, f16>(n, 3, format, states, parameters, isa);
+                compare::<bf16, f32>(n, 3, format, states, parameters, isa);
+                compare::<bf16, bf16>(n, 3, format, states, parameters, isa);
+                compare::<bf16, f16>(n, 3, format, states, parameters, isa);
+                compare::<f16, f32>(n, 3, format, states, parameters, isa);
+                compare::<f16, bf16>(n, 3, format, states, parameters, isa);
+                compare::<f16, f16>(n, 3, format, states, parameters, isa);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_length_is_the_reference() {
+    for n in [0, 1, 3, 127, 128, 129, 511, 512, 513, 4095, 4097, 16_383, 16_384, 16_385, 65_537] {
+        let r = Rounding::stochastic(1);
+        compare::<f32, f32>(n, 2, StateFormat::Bf16, r, r, Isa::best());
+        compare::<bf16, bf16>(n, 2, StateFormat::Bf16, r, r, Isa::best());
+    }
+    let r = Rounding::stochastic(1);
+    compare::<f32, f32>(257, 1000, StateFormat::Bf16, r, r, Isa::best());
+}
+
+#[test]
+fn threads_and_order_change_nothing() {
+    let run = |threads, swap: bool| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| {
+            let mut opt = AdamW::new(AdamWConfig::default(), StateFormat::Bf16, Rounding::stochastic(5)).unwrap();
+            let (mut a, mut b) =
+                (vec![1f32; 100_000], vec![bf16::ONE; 70_001].iter().map(|x| x.to_f32()).collect::<Vec<_>>());
+            let (ga, gb) = (vec![0.3f32; 100_000], vec![-0.7f32; 70_001]);
+            for _ in 0..2 {
+                let mut list = [Parameter::named("a", &mut a, &ga), Parameter::named("b", &mut b, &gb)];
+                if swap {
+                    list.reverse();
+                }
+                opt.step_tensors(&mut list).unwrap();
+            }
+            (bits(&a), bits(&b), opt.moments(halfulp::random::tensor_id("b")).unwrap().1.clone())
+        })
+    };
+    let one = run(1, false);
+    assert_eq!(one, run(2, false));
+    assert_eq!(one, run(3, true));
+}
+
+fn one_step(config: AdamWConfig, p: f32, g: f32) -> (f32, f32, f32) {
+    let mut opt = AdamW::new(config, StateFormat::F32, Rounding::Nearest).unwrap();
+    let mut p = [p];
+    opt.step(&mut p, &[g]).unwrap();
+    let (m, v) = opt.moments(0).unwrap();
+    (p[0], m.to_f32()[0], v.to_f32()[0])
+}
+
+/// D1, D2, D10, D11, D17: the decay acts on the old parameter with the raw learning rate; scalars are not rounded twice.
+#[test]
+fn closed_forms() {
+    let config = AdamWConfig { lr: 0.1, weight_decay: 0.1, ..AdamWConfig::default() };
+    let (p, m, v) = one_step(config, 1.0, 1.0);
+    assert!((p - 0.89).abs() <= f32::EPSILON / 2.0, "the wrong order of decay gives 0.891, this {p}");
+    assert!((m - 0.1).abs() < 1e-8 && (v - 1e-3).abs() < 1e-7);
+    assert_eq!(one_step(config, 1.0, 0.0), (0.99, 0.0, 0.0));
+    assert_eq!(one_step(AdamWConfig { weight_decay: 0.0, ..config }, 1.0, 0.0), (1.0, 0.0, 0.0));
+    let up = one_step(AdamWConfig { maximize: true, weight_decay: 0.0, ..config }, 1.0, 1.0).0;
+    assert!((up - 1.1).abs() < 1e-6);
+    let (_, _, v) = one_step(config, 1.0, 1e-20);
+    assert!(v > 0.0 && v < f32::MIN_POSITIVE, "subnormals are kept");
+    let corrections = |t| config.scalars(t).unwrap().root_correction;
+    assert!((f64::from(corrections(1)) - 1.0 / 1e-3f64.sqrt()).abs() < 2e-6);
+    assert_eq!(corrections(1_000_000), 1.0);
+    assert!((1..5000).all(|t| corrections(t) >= corrections(t + 1)));
+}
+
+/// A double-precision AdamW, with the decay before or after the update.
+fn double(n: usize, steps: u64, decay_first: bool, config: AdamWConfig, g: impl Fn(u64, usize) -> f64) -> Vec<f64> {
+    let (mut p, mut m, mut v) = (vec![1.0f64; n], vec![0.0f64; n], vec![0.0f64; n]);
+    for t in 1..=steps {
+        for i in 0..n {
+            let g = g(t, i);
+            m[i] = config.beta1 * m[i] + (1.0 - config.beta1) * g;
+            v[i] = config.beta2 * v[i] + (1.0 - config.beta2) * g * g;
+            let m_hat = m[i] / (1.0 - config.beta1.powi(t as i32));
+            let v_hat = v[i] / (1.0 - config.beta2.powi(t as i32));
+            let update = config.lr * m_hat / (v_hat.sqrt() + config.eps);
+            let keep = 1.0 - config.lr * config.weight_decay;
+            p[i] = if decay_first { p[i] * keep - update } else { (p[i] - update) * keep };
+        }
+    }
+    p
+}
+
+#[test]
+fn hundred_steps_of_double_precision() {
+    let config = AdamWConfig { lr: 0.1, weight_decay: 0.1, ..AdamWConfig::default() };
+    let n = 1000;
+    let g = |t: u64, i: usize| f64::from(((t as f64 * 0.7 + i as f64 * 1.3).sin() + 0.2) as f32);
+    let mut opt = AdamW::new(config, StateFormat::F32, Rounding::Nearest).unwrap();
+    let mut p = vec![1f32; n];
+    for t in 1..=100 {
+        let grads: Vec<f32> = (0..n).map(|i| g(t, i) as f32).collect();
+        opt.step(&mut p, &grads).unwrap();
+    }
+    let right = double(n, 100, true, config, g);
+    let wrong = double(n, 100, false, config, g);
+    let far = |q: &[f64], bound: f64| p.iter().zip(q).filter(|(p, q)| (f64::from(**p) - **q).abs() > bound).count();
+    assert_eq!(far(&right, 1e-5), 0);
+    assert!(far(&wrong, 1e-3) > n / 2);
+}
+
+fn mean(x: &[f32]) -> f64 {
+    x.iter().map(|&x| f64::from(x)).sum::<f64>() / x.len() as f64
+}
+
+/// D6: v = 1 and no gradient, 1000 steps: nearest BF16 never moves, stochastic follows b2^1000 = .3677.
+#[test]
+fn a_second_moment_that_must_fall() {
+    let n = 100_000;
+    let run = |rounding| {
+        let config = AdamWConfig { lr: 0.0, ..AdamWConfig::default() };
+        let mut opt = AdamW::new(config, StateFormat::Bf16, rounding).unwrap();
+        // One step with g^2 = 1000 makes v = 1.
+        let (mut p, g) = (vec![0f32; n], vec![1000f32.sqrt(); n]);
+        opt.step(&mut p, &g).unwrap();
+        let zero = vec![0f32; n];
+        for _ in 0..1000 {
+            opt.step(&mut p, &zero).unwrap();
+        }
+        opt.moments(0).unwrap().1.to_f32()
+    };
+    assert!(run(Rounding::Nearest).iter().all(|&v| v == 1.0));
+    assert!((mean(&run(Rounding::stochastic(7))) - 0.3677).abs() < 4e-4);
+}
+
+/// D4, D5: BF16 parameters under small decay and small updates.
+#[test]
+fn parameters_that_must_move() {
+    let n = 100_000;
+    let run = |rounding, lr, weight_decay, g: f32, steps| {
+        let config = AdamWConfig { lr, weight_decay, ..AdamWConfig::default() };
+        let mut opt = AdamW::new(config, StateFormat::F32, rounding).unwrap();
+        let (mut p, g) = (vec![bf16::ONE; n], vec![g; n]);
+        for _ in 0..steps {
+            opt.step(&mut p, &g).unwrap();
+        }
+        p.iter().map(|p| p.to_f32()).collect::<Vec<_>>()
+    };
+    // The smallest value below 1 is 1 - 2^-8; an update of 6e-4 is a sixth of that.
+    assert!(run(Rounding::Nearest, 6e-4, 0.0, 1.0, 100).iter().all(|&p| p == 1.0));
+    assert!((mean(&run(Rounding::stochastic(7), 6e-4, 0.0, 1.0, 100)) - 0.94).abs() < 5e-4);
+    assert!(run(Rounding::Nearest, 1e-3, 0.01, 0.0, 1000).iter().all(|&p| p == 1.0));
+}
+
+/// A decay of 1e-5 a step for 10,000 steps: .904834 by the arithmetic of the step, 1 to nearest.
+#[test]
+fn slow_decay() {
+    let n = 100_000;
+    let run = |rounding, n| {
+        let config = AdamWConfig { weight_decay: 0.01, ..AdamWConfig::default() };
+        let mut opt = AdamW::new(config, StateFormat::Bf16, rounding).unwrap();
+        let (mut p, g) = (vec![bf16::ONE; n], vec![bf16::ZERO; n]);
+        for _ in 0..10_000 {
+            opt.step(&mut p, &g).unwrap();
+        }
+        p.iter().map(|p| p.to_f32()).collect::<Vec<_>>()
+    };
+    assert!(run(Rounding::Nearest, 100).iter().all(|&p| p == 1.0));
+    let mean = mean(&run(Rounding::stochastic(7), n));
+    assert!((mean - 0.904_834).abs() < 3e-4, "{mean}");
+}
+
+#[test]
+fn refusals() {
+    let refused =
+        |config: AdamWConfig| AdamW::new(config, StateFormat::Bf16, Rounding::Nearest).unwrap_err().to_string();
+    let base = AdamWConfig::default();
+    assert_eq!(refused(AdamWConfig { beta2: 1.0, ..base }), "beta2: expected 0 <= beta2 < 1, got 1");
+    assert_eq!(refused(AdamWConfig { beta1: f64::NAN, ..base }), "beta1: expected 0 <= beta1 < 1, got NaN");
+    assert_eq!(refused(AdamWConfig { lr: -1.0, ..base }), "lr: expected a finite f32, 0 or more, got -1");
+    assert_eq!(
+        refused(AdamWConfig { lr: 1e300, ..base }),
+        format!("lr: expected a finite f32, 0 or more, got {}", 1e300)
+    );
+    assert_eq!(
+        refused(AdamWConfig { eps: 1e-60, ..base }).split(',').next(),
+        Some("eps: expected positive and finite as f32")
+    );
+    assert!(refused(AdamWConfig { amsgrad: true, ..base }).starts_with("amsgrad: not supported"));
+    assert!(base.scalars(0).is_err());
+
+    let mut opt = AdamW::new(base, StateFormat::Bf16, Rounding::Nearest).unwrap();
+    let (mut p, mut q) = ([1f32; 3], [1f32; 3]);
+    assert_eq!(opt.step(&mut p, &[1f32; 2]).unwrap_err().to_string(), "grads of tensor 0: expected 3 elements, got 2");
+    opt.step(&mut p, &[1f32; 3]).unwrap();
+    let before = (opt.steps(), opt.age(0));
+    assert_eq!(
+        opt.step(&mut p[..2], &[1f32; 2]).unwrap_err().to_string(),
+        "state of tensor 0: expected 2 elements, got 3"
+    );
+    let mut twice = [Parameter::named("w", &mut p, &[0f32; 3]), Parameter::named("w", &mut q, &[0f32; 3])];
+    assert!(matches!(opt.step_tensors(&mut twice), Err(OptimError::SameTensor { .. })));
+    assert_eq!((opt.steps(), opt.age(0)), before);
+    let sr = Rounding::SrStates { seed: 0 };
+    assert!(AdamW::new(base, StateFormat::Bf16, sr).unwrap().parameter_rounding(sr).is_err());
+}
+
+/// F7: a tensor without a gradient stands still and has its own age.
+#[test]
+fn ages() {
+    let mut opt = AdamW::new(AdamWConfig::default(), StateFormat::Bf16, Rounding::stochastic(1)).unwrap();
+    let (mut a, mut b) = ([1f32; 4], [1f32; 4]);
+    for _ in 0..5 {
+        opt.step_tensors(&mut [Parameter::named("a", &mut a, &[1f32; 4])]).unwrap();
+    }
+    opt.step_tensors(&mut [Parameter::named("a", &mut a, &[1f32; 4]), Parameter::named("b", &mut b, &[1f32; 4])])
+        .unwrap();
+    let id = halfulp::random::tensor_id;
+    assert_eq!((opt.steps(), opt.age(id("a")), opt.age(id("b"))), (6, 6, 1));
+    assert!((b[0] - (1.0 - 1e-3 - 1e-5)).abs() < 1e-6, "its first update is lr, and the decay");
+    assert_eq!(opt.bytes(), 2 * 4 * 4);
+    assert!(matches!(opt.moments(id("a")), Some((Moment::Bf16(_), Moment::Bf16(_)))));
+    assert_eq!(<bf16 as Element>::FORMAT, Format::BF16);
+}
