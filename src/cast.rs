@@ -299,6 +299,28 @@ impl<D: Draws> Cast<D> {
         Ok(())
     }
 
+    /// Scale, overflow and rounding for kernels, if they have them.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn on_gpu(&self, format: Format) -> Result<(i32, Overflow, GpuRounding), crate::cuda::CudaError> {
+        let unsupported = |argument, reason| crate::cuda::CudaError::Unsupported { argument, reason };
+        if self.missing_nan == MissingNan::Refuse && !format.has_nan() {
+            return Err(unsupported("missing_nan", "refusing a NaN would wait for the device"));
+        }
+        let rounding = match self.rounding {
+            Rounding::NearestEven => GpuRounding::Nearest,
+            Rounding::Stochastic(draw) => {
+                let (key, first) = draw
+                    .stream_1(if format == Format::BF16 { Width::Bits16 } else { Width::Bits32 })
+                    .ok_or_else(|| unsupported("draw", "kernels draw from stream 1"))?;
+                GpuRounding::Stochastic { key, first }
+            }
+            Rounding::Other(_) => {
+                return Err(unsupported("rounding", "kernels round to nearest even or stochastically"));
+            }
+        };
+        Ok((self.scale, self.overflow.unwrap_or(Overflow::of(format)), rounding))
+    }
+
     /// Cuts the work into chunks for the threads of the pool. `out` fits `x`.
     fn run<S: Source>(&self, format: Format, x: &[S], out: impl Output) -> Report {
         let plan = Plan {
@@ -311,6 +333,17 @@ impl<D: Draws> Cast<D> {
         };
         spread(&plan, 0, x, out)
     }
+}
+
+/// A rounding that kernels have.
+#[cfg(feature = "cuda")]
+pub(crate) enum GpuRounding {
+    Nearest,
+    /// Stream 1 under (seed, step, tensor, role with the domain of the width), from element `first` on.
+    Stochastic {
+        key: (u64, u64, u64, u32),
+        first: u64,
+    },
 }
 
 /// Elements that a thread takes at a time: a multiple of [`BLOCK`], small enough for a second-level cache.

@@ -52,6 +52,8 @@ extern crate alloc;
 compile_error!("codes and random words are laid out little-endian");
 
 pub mod cast;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod format;
 mod isa;
 #[cfg(feature = "std")]

@@ -47,6 +47,14 @@ impl Moment {
         }
     }
 
+    #[cfg(feature = "cuda")]
+    pub(crate) fn from_bytes(format: StateFormat, bytes: &[u8]) -> Self {
+        match format {
+            StateFormat::F32 => Self::F32(bytemuck::pod_collect_to_vec(bytes)),
+            StateFormat::Bf16 => Self::Bf16(bytemuck::pod_collect_to_vec(bytes)),
+        }
+    }
+
     /// Number of elements.
     #[must_use]
     pub fn len(&self) -> usize {

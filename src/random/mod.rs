@@ -130,6 +130,10 @@ mod sealed {
     pub trait Sealed {
         type Generator: Generator;
         fn generator(&self, width: Width) -> Self::Generator;
+        /// Seed, step, tensor and role (with the domain of the width), and the first element, if this is stream 1.
+        fn stream_1(&self, _: Width) -> Option<((u64, u64, u64, u32), u64)> {
+            None
+        }
     }
 }
 pub(crate) use sealed::{Generator, Sealed};
@@ -238,6 +242,11 @@ impl Sealed for Draw {
             Stream::Philox => Kind::Philox(Philox::new(seed, step, tensor, role)),
         };
         DrawGenerator { kind: key, draw: (seed, step, tensor, role), first, shift: width.shift() }
+    }
+
+    fn stream_1(&self, width: Width) -> Option<((u64, u64, u64, u32), u64)> {
+        let Self { stream, seed, step, tensor, role, first } = *self;
+        (stream == Stream::V1).then_some(((seed, step, tensor, role.number() + width.domain()), first))
     }
 }
 

@@ -212,6 +212,7 @@ macro_rules! lanes {
     ($target:ident, $word:ident, fraction $fraction:literal, bias $bias:literal, up $up:ident) => {
         /// Any target from one source width. `PLAIN` ones are signed, have a zero, and keep no payload.
         #[derive(Clone, Copy, Debug)]
+        #[repr(C)]
         pub struct $target<const PLAIN: bool> {
             fraction_bits: $word,
             /// Dropped bits of a normal value.
@@ -341,5 +342,15 @@ impl Word for u32 {
 impl Word for u64 {
     fn with_target<V: WithTarget<Self>>(format: Format, scale: i32, overflow: Overflow, work: V) -> Option<V::Output> {
         Some(work.run(Target64::<false>::new(format, scale, overflow)?))
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Target32<false> {
+    /// Whether the kernels' steps for formats without special cases serve this target: it has a fraction bit, is far above
+    /// the subnormals of f32, and ends below its infinity.
+    pub(crate) fn is_plain_on_gpu(&self, format: Format) -> bool {
+        let end = self.max_code + (self.min_exponent << self.fraction_bits);
+        is_plain(format) && self.fraction_bits >= 1 && self.min_exponent >= 24 && end < 255 << self.fraction_bits
     }
 }

@@ -1,0 +1,327 @@
+//! Kernels on a GPU, timed by events, beside copies of the same bytes.
+//!
+//! `gpu` measures every case in interleaved rounds and prints a table; `gpu --serve` answers one case name a line on
+//! standard input with microseconds a call, so that a script can interleave other programs' measurements.
+#![allow(missing_docs, reason = "a program")]
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, Write};
+use std::time::Instant;
+
+use cudarc::driver::sys;
+use halfulp::cast::Cast;
+use halfulp::cuda::{AdamW, CastMemory, DeviceVec, ElementType, Gpu, StepMemory};
+use halfulp::optim::{AdamWConfig, Rounding, StateFormat};
+use halfulp::random::Draws;
+use halfulp::round::{Mode, Overflow, round};
+use halfulp::{Draw, Format, bf16};
+
+type Error = Box<dyn std::error::Error>;
+
+/// Work of one call on one of several buffer sets.
+type Call = Box<dyn FnMut(usize) -> Result<(), Error>>;
+
+struct Case {
+    call: Call,
+    sets: usize,
+    /// Calls between the two events of a sample.
+    calls: usize,
+    bytes: f64,
+}
+
+/// Bell-shaped values as weights have them.
+fn values(n: usize) -> Vec<f32> {
+    let mut words = vec![0u16; 4 * n];
+    Draw::seeded(1).fill16(0, &mut words);
+    words.chunks_exact(4).map(|w| (w.iter().map(|&w| f32::from(w)).sum::<f32>() - 131_070.0) * 2e-5).collect()
+}
+
+/// `n` values repeated from 2^22 of them.
+fn filled(gpu: &Gpu, n: usize) -> Result<DeviceVec<f32>, Error> {
+    let some = values(n.min(1 << 22));
+    let all: Vec<f32> = some.iter().copied().cycle().take(n).collect();
+    Ok(gpu.upload(&all)?)
+}
+
+fn narrow(gpu: &Gpu, x: &DeviceVec<f32>) -> Result<DeviceVec<bf16>, Error> {
+    Ok(gpu.nearest_cast(x)?)
+}
+
+/// As many sets of `bytes` as pass through four times a 64 MB cache.
+fn sets(bytes: f64) -> usize {
+    ((256e6 / bytes).ceil() as usize).clamp(1, 64)
+}
+
+fn calls(bytes: f64) -> usize {
+    // About a millisecond of traffic, and a whole turn of the sets.
+    ((4e9 / bytes).ceil() as usize).next_multiple_of(sets(bytes))
+}
+
+fn case(bytes: f64, call: Call) -> Case {
+    Case { call, sets: sets(bytes), calls: calls(bytes), bytes }
+}
+
+fn copy(gpu: &Gpu, bytes: f64) -> Result<Case, Error> {
+    let half = (bytes / 2.0) as usize;
+    let memory = (0..sets(bytes))
+        .map(|_| Ok((filled(gpu, half / 4)?, gpu.zeroed::<u8>(half)?)))
+        .collect::<Result<Vec<_>, Error>>()?;
+    let stream = gpu.stream().clone();
+    let call = move |set: usize| {
+        let (x, y): &(DeviceVec<f32>, DeviceVec<u8>) = &memory[set];
+        // SAFETY: both are `half` bytes long.
+        unsafe { sys::cuMemcpyDtoDAsync_v2(y.address(), x.address(), half, stream.cu_stream()) }.result()?;
+        Ok(())
+    };
+    Ok(case(bytes, Box::new(call)))
+}
+
+fn cast(gpu: &Gpu, n: usize, format: Format, stochastic: bool) -> Result<Case, Error> {
+    let bytes = (4 * n + format.bytes(n)) as f64;
+    let memory = (0..sets(bytes))
+        .map(|_| Ok((filled(gpu, n)?, gpu.zeroed::<u8>(format.bytes(n))?)))
+        .collect::<Result<Vec<_>, Error>>()?;
+    let gpu = gpu.clone();
+    let mut step = 0;
+    let call = move |set: usize| {
+        let (x, y): &(DeviceVec<f32>, DeviceVec<u8>) = &memory[set];
+        let memory = CastMemory { x: x.address(), source: ElementType::F32, y: y.address(), format, n: n as u64 };
+        step += 1;
+        let draw = Draw::seeded(7).step(step);
+        // SAFETY: both are as long as `memory` says.
+        unsafe {
+            if stochastic {
+                gpu.cast_raw(&Cast::stochastic(draw), memory)
+            } else {
+                gpu.cast_raw(&Cast::nearest(), memory)
+            }
+        }?;
+        Ok(())
+    };
+    Ok(case(bytes, Box::new(call)))
+}
+
+#[derive(Clone, Copy)]
+enum Types {
+    /// f32 parameters and gradients.
+    Wide,
+    /// BF16 parameters and gradients.
+    Narrow,
+}
+
+fn adamw(
+    gpu: &Gpu,
+    n: usize,
+    types: Types,
+    format: StateFormat,
+    states: Rounding,
+    params: Rounding,
+) -> Result<Case, Error> {
+    let (size, element) = match types {
+        Types::Wide => (4, ElementType::F32),
+        Types::Narrow => (2, ElementType::Bf16),
+    };
+    let bytes = (3 * size * n + 4 * format.bytes(n)) as f64;
+    let mut opt = AdamW::new(gpu, AdamWConfig::default(), format, states)?.parameter_rounding(params)?;
+    let mut keep: Vec<(DeviceVec<f32>, DeviceVec<bf16>)> = vec![];
+    let mut memory = vec![];
+    for id in 0..sets(bytes) as u64 {
+        let mut address = || {
+            let x = filled(gpu, n)?;
+            let (wide, narrow) = match types {
+                Types::Wide => (x, gpu.zeroed(0)?),
+                Types::Narrow => (gpu.zeroed(0)?, narrow(gpu, &x)?),
+            };
+            let address = if let Types::Wide = types { wide.address() } else { narrow.address() };
+            keep.push((wide, narrow));
+            Ok::<u64, Error>(address)
+        };
+        let (params, grads) = (address()?, address()?);
+        memory.push(StepMemory { id, params, params_type: element, grads, grads_type: element, n: n as u64 });
+    }
+    let call = move |set: usize| {
+        let _alive = &keep;
+        // SAFETY: the buffers are this long and live as long as the closure.
+        unsafe { opt.step_raw(&memory[set..=set]) }?;
+        Ok(())
+    };
+    Ok(case(bytes, Box::new(call)))
+}
+
+/// Names and makers of the cases at 2^k elements.
+fn make(gpu: &Gpu, name: &str) -> Result<Case, Error> {
+    let (kind, k) = name.rsplit_once('@').ok_or("a case is NAME@LOG2")?;
+    let n = 1usize << k.parse::<u32>()?;
+    let r = Rounding::stochastic(7);
+    let near = Rounding::Nearest;
+    let bf16 = StateFormat::Bf16;
+    if let Some(bytes) = kind.strip_prefix("copy-") {
+        return copy(gpu, bytes.parse::<f64>()? * n as f64);
+    }
+    if let Some((format, rounding)) = kind.strip_prefix("cast-").and_then(|rest| rest.rsplit_once('-')) {
+        return cast(gpu, n, format.parse()?, rounding == "stochastic");
+    }
+    match kind {
+        "adamw-20-stochastic" => adamw(gpu, n, Types::Wide, bf16, r, near),
+        "adamw-20-nearest" => adamw(gpu, n, Types::Wide, bf16, near, near),
+        "adamw-14-stochastic" => adamw(gpu, n, Types::Narrow, bf16, r, r),
+        "adamw-14-nearest" => adamw(gpu, n, Types::Narrow, bf16, near, near),
+        "adamw-28" => adamw(gpu, n, Types::Wide, StateFormat::F32, near, near),
+        _ => Err(format!("no case {name}").into()),
+    }
+}
+
+/// Microseconds a call, by events.
+fn sample(gpu: &Gpu, case: &mut Case) -> Result<f64, Error> {
+    let timing = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+    let stream = gpu.stream();
+    let start = stream.record_event(timing)?;
+    for i in 0..case.calls {
+        (case.call)(i % case.sets)?;
+    }
+    let end = stream.record_event(timing)?;
+    Ok(f64::from(start.elapsed_ms(&end)?) * 1e3 / case.calls as f64)
+}
+
+fn warm_up(gpu: &Gpu, case: &mut Case) -> Result<(), Error> {
+    for i in 0..20.max(case.sets) {
+        (case.call)(i % case.sets)?;
+    }
+    Ok(gpu.synchronize()?)
+}
+
+/// Host microseconds of one call, a queue's length at a time.
+fn host_time(gpu: &Gpu, case: &mut Case) -> Result<f64, Error> {
+    let mut best = f64::MAX;
+    for _ in 0..50 {
+        let start = Instant::now();
+        for i in 0..100 {
+            (case.call)(i % case.sets)?;
+        }
+        best = best.min(start.elapsed().as_secs_f64() * 1e4);
+        gpu.synchronize()?;
+    }
+    Ok(best)
+}
+
+const DEFAULT: [&str; 33] = [
+    "copy-6@24",
+    "cast-bf16-nearest@24",
+    "cast-bf16-stochastic@24",
+    "copy-6@28",
+    "cast-bf16-nearest@28",
+    "cast-bf16-stochastic@28",
+    "copy-5@24",
+    "cast-e4m3-nearest@24",
+    "cast-e4m3-stochastic@24",
+    "cast-e5m2-stochastic@24",
+    "copy-5@28",
+    "cast-e4m3-nearest@28",
+    "cast-e4m3-stochastic@28",
+    "cast-e5m2-stochastic@28",
+    "cast-ue4m4-stochastic@28",
+    "copy-4.5@24",
+    "cast-e2m1-nearest@24",
+    "cast-e2m1-stochastic@24",
+    "copy-4.5@28",
+    "cast-e2m1-nearest@28",
+    "cast-e2m1-stochastic@28",
+    "copy-20@24",
+    "adamw-20-nearest@24",
+    "adamw-20-stochastic@24",
+    "copy-20@28",
+    "adamw-20-nearest@28",
+    "adamw-20-stochastic@28",
+    "copy-14@28",
+    "adamw-14-nearest@28",
+    "adamw-14-stochastic@28",
+    "copy-28@28",
+    "adamw-28@28",
+    "cast-fp16-stochastic@28",
+];
+
+fn main() -> Result<(), Error> {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
+    let gpu = match Gpu::open(0) {
+        Ok(gpu) => gpu,
+        Err(error) if std::env::var_os("HALFULP_REQUIRE_GPU").is_none() => {
+            println!("nothing to measure: {error}");
+            return Ok(());
+        }
+        Err(error) => return Err(error.into()),
+    };
+    // The kernels are right before they are timed.
+    let x = values(1000);
+    let y = gpu.download(&gpu.nearest_cast::<bf16, _>(&gpu.upload(&x)?)?)?;
+    assert!(x.iter().zip(&y).all(|(x, y)| y.to_bits() == round(*x, Format::BF16, Mode::NearestEven, Overflow::Ieee)));
+
+    if arguments.first().is_some_and(|a| a == "--serve") {
+        let mut cases: BTreeMap<String, Case> = BTreeMap::new();
+        for line in std::io::stdin().lock().lines() {
+            let line = line?;
+            if line == "clear" {
+                cases.clear();
+                println!("0 0");
+            } else if let Some(name) = line.strip_prefix("host ") {
+                let mut case = make(&gpu, name)?;
+                warm_up(&gpu, &mut case)?;
+                println!("{} {}", host_time(&gpu, &mut case)?, case.bytes);
+            } else {
+                if !cases.contains_key(&line) {
+                    let mut case = make(&gpu, &line)?;
+                    warm_up(&gpu, &mut case)?;
+                    cases.insert(line.clone(), case);
+                }
+                if let Some(case) = cases.get_mut(&line) {
+                    println!("{} {}", sample(&gpu, case)?, case.bytes);
+                }
+            }
+            std::io::stdout().flush()?;
+        }
+        return Ok(());
+    }
+
+    let names: Vec<&str> =
+        if arguments.is_empty() { DEFAULT.to_vec() } else { arguments.iter().map(String::as_str).collect() };
+    println!("{} | {}", gpu.name()?, names.len());
+    // A copy and the cases of the same bytes that follow it are measured together.
+    let mut groups: Vec<Vec<&str>> = vec![];
+    for name in names {
+        if name.starts_with("copy") || groups.is_empty() {
+            groups.push(vec![]);
+        }
+        if let Some(group) = groups.last_mut() {
+            group.push(name);
+        }
+    }
+    for group in groups {
+        let mut cases = group.iter().map(|name| make(&gpu, name)).collect::<Result<Vec<_>, Error>>()?;
+        for case in &mut cases {
+            warm_up(&gpu, case)?;
+        }
+        let mut samples = vec![vec![]; cases.len()];
+        for _ in 0..9 {
+            for (case, samples) in cases.iter_mut().zip(&mut samples) {
+                samples.push(sample(&gpu, case)?);
+            }
+        }
+        let mut reference = None;
+        for ((name, case), samples) in group.iter().zip(&mut cases).zip(&mut samples) {
+            samples.sort_by(f64::total_cmp);
+            let [low, median, high] = [0, samples.len() / 2, samples.len() - 1].map(|i| samples[i]);
+            let time_a_byte = median / case.bytes;
+            let reference = *reference.get_or_insert(time_a_byte);
+            println!(
+                "{name:28} {median:9.2} us [{low:.2}, {high:.2}]  {:6.0} GB/s  {:.4} of copy time",
+                1e-3 / time_a_byte,
+                time_a_byte / reference
+            );
+        }
+    }
+    for name in ["adamw-20-stochastic@10", "cast-bf16-stochastic@10"] {
+        let mut case = make(&gpu, name)?;
+        warm_up(&gpu, &mut case)?;
+        println!("{name:28} {:9.2} us of host time a call", host_time(&gpu, &mut case)?);
+    }
+    Ok(())
+}

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Compiles the kernels to PTX for sm_80 and up: kernels/ptx/*.ptx, checked in and embedded in the crate.
+#
+#   kernels/build.sh            rewrites kernels/ptx
+#   kernels/build.sh --check    fails if kernels/ptx is not what the sources give, and checks the PTX contract and the
+#                               register budgets of kernels/budgets.txt on every architecture named there
+#
+# Needs no GPU. The compiler is pinned (nvcc 13.0.88 from Python packages, 250 MB) and installed into .cuda on first use;
+# NVCC and PTXAS name others.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+if [ -z "${NVCC:-}" ]; then
+    if [ ! -x .cuda/bin/python ]; then
+        python3 -m venv .cuda
+    fi
+    home=$(echo .cuda/lib/python3.*/site-packages/nvidia/cu13)
+    if [ ! -x "$home/bin/nvcc" ]; then
+        .cuda/bin/pip install --quiet --disable-pip-version-check nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 \
+            nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96
+        home=$(echo .cuda/lib/python3.*/site-packages/nvidia/cu13)
+    fi
+    NVCC=$home/bin/nvcc PTXAS=$home/bin/ptxas
+fi
+PTXAS=${PTXAS:-$(dirname "$NVCC")/ptxas}
+
+out=kernels/ptx
+if [ "${1:-}" = --check ]; then
+    out=$(mktemp -d)
+    trap 'rm -rf "$out"' EXIT
+fi
+mkdir -p "$out"
+for kernel in cast adamw; do
+    for source in f32 bf16 fp16; do
+        "$NVCC" -O3 -std=c++17 -arch=compute_80 -fmad=false -DSOURCE_"${source^^}" -ptx "kernels/$kernel.cu" \
+            -o "$out/${kernel}_$source.ptx"
+        # PTX 7.1 has all that is used and loads in older drivers, once hints that came later are taken out.
+        sed -i -e 's/^\.version .*/.version 7.1/' -e '/\.pragma "used_bytes_mask/d' "$out/${kernel}_$source.ptx"
+    done
+done
+# What the PTX was made of: `cargo test` compares it with the sources.
+(cd kernels && sha256sum ./*.cu ./*.cuh build.sh | LC_ALL=C sort -k2) >"$out/sources.sha256"
+
+[ "${1:-}" = --check ] || exit 0
+diff -r "$out" kernels/ptx
+echo "kernels/ptx is what the sources give"

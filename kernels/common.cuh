@@ -1,0 +1,33 @@
+// What every kernel file needs: integer types and function qualifiers, for the device and for the host.
+//
+// No header is included on the device, so that nvcc and NVRTC compile these files with no include path. On the host the
+// same functions compile as plain C++ (with -ffp-contract=off), which is how they are tested without a GPU.
+#pragma once
+
+// `high_product` is the high half of a * b, `high_shift` that of x * 2^count for counts below 32.
+#ifdef __CUDACC__
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+#define FN static __device__ __forceinline__
+#define FN_MEMBER static __device__ __forceinline__
+FN float float_of(u32 bits) { return __uint_as_float(bits); }
+FN u32 bits_of(float x) { return __float_as_uint(x); }
+FN u32 high_product(u32 a, u32 b) { return __umulhi(a, b); }
+FN u32 high_shift(u32 x, u32 count) { return __funnelshift_l(x, 0, count); }
+#else
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+typedef uint8_t u8;
+typedef uint16_t u16;
+typedef uint32_t u32;
+typedef uint64_t u64;
+#define FN static inline
+#define FN_MEMBER static inline
+FN float float_of(u32 bits) { float x; std::memcpy(&x, &bits, 4); return x; }
+FN u32 bits_of(float x) { u32 bits; std::memcpy(&bits, &x, 4); return bits; }
+FN u32 high_product(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
+FN u32 high_shift(u32 x, u32 count) { return (u32)((u64)x << (count & 31) >> 32); }
+#endif

@@ -1,0 +1,216 @@
+//! A device, its memory, and how to get there without a panic.
+
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::fmt;
+use core::marker::PhantomData;
+use std::sync::{Arc, OnceLock};
+
+use bytemuck::Pod;
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result, sys};
+
+use super::CudaError;
+use super::launch::Modules;
+
+/// A CUDA device and a stream on it.
+///
+/// Cheap to clone. Work of one `Gpu` runs in order.
+#[derive(Clone)]
+pub struct Gpu {
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    modules: Arc<Modules>,
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gpu").field("ordinal", &self.context.ordinal()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(target_os = "windows")]
+const LIBRARIES: [&str; 1] = ["nvcuda.dll"];
+#[cfg(target_os = "windows")]
+const TRIED: &str = "nvcuda.dll";
+#[cfg(not(target_os = "windows"))]
+const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+#[cfg(not(target_os = "windows"))]
+const TRIED: &str = "libcuda.so.1, libcuda.so";
+
+/// Finds out, once, whether there is a driver: a library of its name, with its entry point, that initialises.
+///
+/// The wrapper underneath panics in the first two cases, so they are tried here first.
+fn driver() -> Result<(), CudaError> {
+    static FOUND: OnceLock<Result<(), CudaError>> = OnceLock::new();
+    FOUND
+        .get_or_init(|| {
+            let mut stub = None;
+            let found = LIBRARIES.into_iter().any(|name| {
+                // SAFETY: loading the driver runs its initialisers, which is what a user of CUDA asks for.
+                let Ok(library) = (unsafe { libloading::Library::new(name) }) else { return false };
+                // SAFETY: the symbol is looked up and not called.
+                let entry = unsafe { library.get::<*const ()>(b"cuInit\0") };
+                stub = stub.or(Some(name));
+                entry.is_ok()
+            });
+            match stub {
+                None => return Err(CudaError::NoDriver { tried: TRIED }),
+                Some(library) if !found => return Err(CudaError::StubDriver { library }),
+                Some(_) => {}
+            }
+            Ok(result::init()?)
+        })
+        .clone()
+}
+
+impl Gpu {
+    /// Opens a device, with a stream of its own.
+    ///
+    /// # Errors
+    /// [`CudaError::NoDriver`], [`CudaError::StubDriver`] or [`CudaError::NoDevice`] where there is nothing to open,
+    /// [`CudaError::Ordinal`] for a number that no device has, [`CudaError::Driver`] for anything else.
+    pub fn open(ordinal: usize) -> Result<Self, CudaError> {
+        driver()?;
+        let count = result::device::get_count()? as usize;
+        if count == 0 {
+            return Err(CudaError::NoDevice { reason: "a count of 0".to_string() });
+        }
+        if ordinal >= count {
+            return Err(CudaError::Ordinal { ordinal, count });
+        }
+        let context = CudaContext::new(ordinal)?;
+        // SAFETY: every buffer of this crate stays on the stream it was made on, and other memory is ordered by its owner,
+        // so no event need be recorded; a captured graph could not hold them either.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream()?;
+        Ok(Self { context, stream, modules: Arc::default() })
+    }
+
+    /// The same device on somebody else's stream, which is not destroyed when this is dropped.
+    ///
+    /// # Safety
+    /// `stream` is a `CUstream` (or `cudaStream_t`) of this device's primary context and outlives the result and all that is
+    /// made with it. Memory that work on other streams writes or reads is ordered by the caller.
+    #[must_use]
+    pub unsafe fn on_stream(&self, stream: *mut core::ffi::c_void) -> Self {
+        // SAFETY: promised by the caller.
+        let stream = unsafe { self.context.wrap_borrowed_stream(stream.cast()) };
+        Self { context: self.context.clone(), stream, modules: self.modules.clone() }
+    }
+
+    /// Number of the device.
+    #[must_use]
+    pub fn ordinal(&self) -> usize {
+        self.context.ordinal()
+    }
+
+    /// Name of the device.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn name(&self) -> Result<String, CudaError> {
+        Ok(self.context.name()?)
+    }
+
+    /// Waits until all work of this stream is done.
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`], also for what earlier work ran into.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        Ok(self.stream.synchronize()?)
+    }
+
+    /// The stream, to enqueue work of one's own in order with this crate's.
+    #[must_use]
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    pub(super) fn modules(&self) -> &Modules {
+        &self.modules
+    }
+
+    pub(super) fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
+    /// Memory of zero bits for `len` elements.
+    ///
+    /// # Errors
+    /// [`CudaError::OutOfMemory`].
+    pub fn zeroed<T: Pod>(&self, len: usize) -> Result<DeviceVec<T>, CudaError> {
+        let bytes = len.checked_mul(size_of::<T>()).ok_or(CudaError::OutOfMemory { bytes: usize::MAX })?;
+        // A driver refuses allocations of nothing; one byte is never touched.
+        let memory = self.stream.alloc_zeros::<u8>(bytes.max(1)).map_err(|error| match error.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => CudaError::OutOfMemory { bytes },
+            _ => error.into(),
+        })?;
+        Ok(DeviceVec { memory, len, element: PhantomData })
+    }
+
+    /// Copies a slice to the device.
+    ///
+    /// # Errors
+    /// [`CudaError::OutOfMemory`].
+    pub fn upload<T: Pod>(&self, values: &[T]) -> Result<DeviceVec<T>, CudaError> {
+        let mut on_device = self.zeroed(values.len())?;
+        if !values.is_empty() {
+            self.stream.memcpy_htod(bytemuck::cast_slice::<T, u8>(values), &mut on_device.memory)?;
+        }
+        Ok(on_device)
+    }
+
+    /// Copies to the host, after all earlier work of the stream.
+    ///
+    /// # Errors
+    /// [`CudaError::WrongDevice`], or [`CudaError::Driver`] for what earlier work ran into.
+    pub fn download<T: Pod>(&self, values: &DeviceVec<T>) -> Result<Vec<T>, CudaError> {
+        self.own(values, "values")?;
+        let mut out: Vec<T> = bytemuck::allocation::zeroed_vec(values.len);
+        if !out.is_empty() {
+            let bytes = values.memory.slice(..values.len * size_of::<T>());
+            self.stream.memcpy_dtoh(&bytes, bytemuck::cast_slice_mut::<T, u8>(&mut out))?;
+        }
+        self.synchronize()?;
+        Ok(out)
+    }
+
+    pub(super) fn own<T>(&self, values: &DeviceVec<T>, argument: &'static str) -> Result<(), CudaError> {
+        let (expected, got) = (self.ordinal(), values.memory.context().ordinal());
+        if expected == got { Ok(()) } else { Err(CudaError::WrongDevice { argument, expected, got }) }
+    }
+}
+
+/// Elements in device memory.
+pub struct DeviceVec<T> {
+    memory: CudaSlice<u8>,
+    len: usize,
+    element: PhantomData<T>,
+}
+
+impl<T> DeviceVec<T> {
+    /// Number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The address in device memory, to hand to others. It is valid as long as this lives.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        let (address, _) = self.memory.device_ptr(self.memory.stream());
+        address
+    }
+}
+
+impl<T> fmt::Debug for DeviceVec<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceVec").field("len", &self.len).finish_non_exhaustive()
+    }
+}

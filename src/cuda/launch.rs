@@ -1,0 +1,274 @@
+//! All launches: modules of kernels, their arguments, and how work is cut.
+
+use alloc::collections::BTreeMap;
+use alloc::format;
+use alloc::string::String;
+use std::sync::Mutex;
+
+use cudarc::driver::{CudaFunction, DeviceRepr, LaunchConfig, PushKernelArg, sys};
+use cudarc::nvrtc::Ptx;
+
+use super::{CudaError, Gpu};
+use crate::optim::Scalars;
+use crate::random::Keys;
+use crate::round::lanes::Target32;
+
+/// What parameters, gradients and cast sources are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum ElementType {
+    /// f32.
+    F32,
+    /// BF16.
+    Bf16,
+    /// FP16.
+    Fp16,
+}
+
+impl ElementType {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::Fp16 => "fp16",
+        }
+    }
+
+    pub(super) const fn bytes(self) -> u64 {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 | Self::Fp16 => 2,
+        }
+    }
+}
+
+/// The PTX version of the kernels, and the first CUDA version whose driver reads it.
+const PTX_VERSION: (&str, &str) = ("7.1", "11.1");
+
+/// The kernels' PTX, by module name.
+const PTX: [(&str, &str); 6] = [
+    ("cast_f32", include_str!("../../kernels/ptx/cast_f32.ptx")),
+    ("cast_bf16", include_str!("../../kernels/ptx/cast_bf16.ptx")),
+    ("cast_fp16", include_str!("../../kernels/ptx/cast_fp16.ptx")),
+    ("adamw_f32", include_str!("../../kernels/ptx/adamw_f32.ptx")),
+    ("adamw_bf16", include_str!("../../kernels/ptx/adamw_bf16.ptx")),
+    ("adamw_fp16", include_str!("../../kernels/ptx/adamw_fp16.ptx")),
+];
+
+/// Digest of every kernel source as it was when the PTX was made.
+pub const SOURCES: &str = include_str!("../../kernels/ptx/sources.sha256");
+
+/// Functions loaded so far. A module is compiled by the driver when its first function is asked for.
+#[derive(Debug, Default)]
+pub(super) struct Modules(Mutex<BTreeMap<String, CudaFunction>>);
+
+impl Modules {
+    /// The function of this name in this module.
+    fn function(&self, gpu: &Gpu, module: &'static str, name: &str) -> Result<CudaFunction, CudaError> {
+        let mut functions = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(function) = functions.get(name) {
+            return Ok(function.clone());
+        }
+        let source = PTX.iter().find(|(known, _)| *known == module).map_or("", |(_, source)| source);
+        let loaded = gpu.context().load_module(Ptx::from_src(source)).map_err(|error| match error.0 {
+            sys::CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
+                CudaError::PtxTooNew { ptx: PTX_VERSION.0, needed: PTX_VERSION.1, driver: driver_version() }
+            }
+            _ => error.into(),
+        })?;
+        // Every kernel of the module, so that it is compiled once.
+        for line in source.lines().filter_map(|line| line.strip_prefix(".visible .entry ")) {
+            let entry = line.trim_end_matches('(');
+            functions.insert(entry.into(), loaded.load_function(entry)?);
+        }
+        functions.get(name).cloned().ok_or_else(|| CudaError::Driver {
+            name: "CUDA_ERROR_NOT_FOUND".into(),
+            message: format!("no kernel {name} in module {module}"),
+        })
+    }
+}
+
+fn driver_version() -> String {
+    let mut version = 0;
+    // SAFETY: writes one integer; the driver was found before any module is loaded.
+    match unsafe { sys::cuDriverGetVersion(&raw mut version) } {
+        sys::CUresult::CUDA_SUCCESS => format!("{}.{}", version / 1000, version % 1000 / 10),
+        _ => "unknown".into(),
+    }
+}
+
+/// Arguments of the kernels of cast.cu.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct CastArguments {
+    pub(super) x: u64,
+    pub(super) y: u64,
+    pub(super) n: u64,
+    pub(super) group: u32,
+    pub(super) skip: u32,
+    pub(super) vector: u32,
+    pub(super) keys: [u32; 5],
+    pub(super) target: Target32<false>,
+}
+
+/// Arguments of the kernels of adamw.cu.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct StepArguments {
+    pub(super) p: u64,
+    pub(super) g: u64,
+    pub(super) m: u64,
+    pub(super) v: u64,
+    pub(super) n: u64,
+    pub(super) group: u32,
+    pub(super) skip: u32,
+    pub(super) vector: u32,
+    pub(super) keys: [[u32; 5]; 3],
+    pub(super) scalars: Scalars,
+}
+
+// SAFETY: `repr(C)`, integers and floats alone, in the layout of the struct of the same fields in cast.cu.
+unsafe impl DeviceRepr for CastArguments {}
+// SAFETY: as above, in adamw.cu.
+unsafe impl DeviceRepr for StepArguments {}
+
+const THREADS: u32 = 128;
+
+/// Launches a kernel over `n` elements, `each` of them to a thread.
+///
+/// # Safety
+/// The kernel takes `arguments`, whose memory is as it expects and covers `n` elements.
+pub(super) unsafe fn launch<A: DeviceRepr>(
+    gpu: &Gpu,
+    module: &'static str,
+    kernel: &str,
+    n: u64,
+    each: u32,
+    arguments: &A,
+) -> Result<(), CudaError> {
+    let blocks = n.div_ceil(u64::from(THREADS * each));
+    let grid = u32::try_from(blocks).map_err(|_| CudaError::Length { argument: "n", expected: 1 << 40, got: n })?;
+    let function = gpu.modules().function(gpu, module, kernel)?;
+    let config = LaunchConfig { grid_dim: (grid, 1, 1), block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
+    let mut builder = gpu.stream().launch_builder(&function);
+    builder.arg(arguments);
+    // SAFETY: promised by the caller; the grid covers the elements and kernels bound themselves by `n`.
+    unsafe { builder.launch(config) }?;
+    Ok(())
+}
+
+/// A piece of a tensor whose groups share a high half.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Piece {
+    /// Its first element, counted from the first of the call.
+    pub(super) start: u64,
+    /// Its number of elements.
+    pub(super) len: u64,
+    /// High half of its groups.
+    pub(super) high: u32,
+    /// Low half of its first group.
+    pub(super) group: u32,
+    /// Draws of that group before its first element.
+    pub(super) skip: u32,
+}
+
+/// Cuts `n` elements from index `first` on where the high half of the group changes. A group has `2^shift` elements.
+pub(super) fn pieces(first: u64, n: u64, shift: u32) -> impl Iterator<Item = Piece> {
+    let mut start = 0;
+    core::iter::from_fn(move || {
+        (start < n).then(|| {
+            let index = first.wrapping_add(start);
+            let group = index >> shift;
+            let until_high_changes = (1u64 << (32 + shift)) - (index & ((1 << (32 + shift)) - 1));
+            let len = (n - start).min(until_high_changes);
+            let piece = Piece {
+                start,
+                len,
+                high: (group >> 32) as u32,
+                group: group as u32,
+                skip: (index & ((1 << shift) - 1)) as u32,
+            };
+            start += len;
+            piece
+        })
+    })
+}
+
+/// Keys of a role for a piece; zeros where nothing is drawn.
+pub(super) fn keys(draw: Option<(u64, u64, u64, u32)>, high: u32) -> [u32; 5] {
+    draw.map_or([0; 5], |(seed, step, tensor, role)| Keys::new(seed, step, tensor, role, high).words())
+}
+
+/// Refuses two ranges of bytes that share one.
+pub(super) fn disjoint(ranges: &[(&'static str, u64, u64)]) -> Result<(), CudaError> {
+    for (i, &(first, first_at, bytes)) in ranges.iter().enumerate() {
+        for &(second, second_at, more) in &ranges[i + 1..] {
+            if bytes > 0
+                && more > 0
+                && first_at < second_at.saturating_add(more)
+                && second_at < first_at.saturating_add(bytes)
+            {
+                return Err(CudaError::Overlap { first, second, first_at, second_at, bytes });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Refuses an address that is not a multiple of its element's size.
+pub(super) fn aligned(argument: &'static str, address: u64, align: u64) -> Result<(), CudaError> {
+    if address.is_multiple_of(align) { Ok(()) } else { Err(CudaError::Misaligned { argument, align, address }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_and_share_a_high_half() {
+        for (first, n) in [(0, 10), (3, 10), ((1 << 34) - 5, 20), ((1 << 34) - 5, 1 << 36), (u64::MAX - 3, 10), (7, 0)]
+        {
+            for shift in [1, 2] {
+                let mut next = 0;
+                for piece in pieces(first, n, shift) {
+                    assert_eq!(piece.start, next);
+                    let index = |i: u64| first.wrapping_add(i) >> shift;
+                    assert_eq!(piece.high, (index(piece.start) >> 32) as u32);
+                    assert_eq!(piece.high, (index(piece.start + piece.len - 1) >> 32) as u32);
+                    assert_eq!(
+                        (piece.group, u64::from(piece.skip)),
+                        (index(next) as u32, first.wrapping_add(next) & ((1 << shift) - 1))
+                    );
+                    next += piece.len;
+                }
+                assert_eq!(next, n);
+            }
+        }
+    }
+
+    #[test]
+    fn layouts_are_those_of_the_kernels() {
+        assert_eq!((size_of::<CastArguments>(), size_of::<StepArguments>()), (104, 152));
+        for (module, bytes) in [("cast_", 104), ("adamw_", 152)] {
+            for (name, source) in PTX.iter().filter(|(name, _)| name.starts_with(module)) {
+                let entries = source.matches(".visible .entry ").count();
+                let parameters = source.matches(&format!("_param_0[{bytes}]")).count();
+                assert!(
+                    entries > 0 && entries == parameters,
+                    "{name}: {entries} kernels, {parameters} with {bytes} bytes"
+                );
+                assert!(!source.contains("_param_1"), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn overlap() {
+        assert!(disjoint(&[("a", 0, 8), ("b", 8, 8), ("c", 4, 0)]).is_ok());
+        let error = disjoint(&[("a", 0, 8), ("b", 100, 8), ("c", 7, 1)]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "a and c: expected memory that does not overlap, got 0x0 and 0x7, 8 bytes from the former"
+        );
+    }
+}

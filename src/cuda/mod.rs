@@ -1,0 +1,29 @@
+//! The same verbs where the memory is on a GPU: the bits of the CPU, at the speed of device memory.
+//!
+//! Needs an NVIDIA driver at run time and nothing at build time: kernels are shipped as PTX, and the driver is loaded when a
+//! [`Gpu`] is opened. Where there is none, [`Gpu::open`] says so in a typed error.
+//!
+//! ```no_run
+//! use halfulp::{Draw, bf16, cuda::Gpu, sr_cast};
+//! let gpu = Gpu::open(0)?;
+//! let x = vec![1.001f32; 1 << 20];
+//! let on_device = gpu.upload(&x)?;
+//! let y = gpu.sr_cast::<bf16, _>(&on_device, Draw::seeded(7))?;
+//! assert_eq!(gpu.download(&y)?, sr_cast::<bf16>(&x, Draw::seeded(7))); // the same bits
+//! # Ok::<(), halfulp::cuda::CudaError>(())
+//! ```
+//!
+//! Calls enqueue work on one stream and return; only [`Gpu::download`] and [`Gpu::synchronize`] wait. Memory that belongs to
+//! somebody else, and somebody else's stream, come in through the `unsafe` entry points, as structs of raw addresses.
+
+mod adamw;
+mod cast;
+mod error;
+mod gpu;
+mod launch;
+
+pub use adamw::{AdamW, DeviceParameter, StepMemory};
+pub use cast::{CastMemory, DevicePacked, Source};
+pub use error::CudaError;
+pub use gpu::{DeviceVec, Gpu};
+pub use launch::{ElementType, SOURCES};

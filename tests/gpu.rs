@@ -1,0 +1,389 @@
+//! The GPU gives the bits of the CPU. Without a device these tests pass by without a word, unless `HALFULP_REQUIRE_GPU` is
+//! set.
+#![cfg(feature = "cuda")]
+
+mod common;
+
+use common::{Grid, Inputs, f32_inputs, grids};
+use halfulp::cast::Cast;
+use halfulp::cuda::{AdamW, CastMemory, CudaError, DeviceParameter, ElementType, Gpu, StepMemory};
+use halfulp::optim::{self, AdamWConfig, Parameter, Rounding, StateFormat};
+use halfulp::round::Overflow;
+use halfulp::{Draw, E2M1, E4M3, Format, bf16, f16};
+
+/// The device, or `None` (and a failure where one is required).
+fn gpu() -> Option<Gpu> {
+    match Gpu::open(0) {
+        Ok(gpu) => Some(gpu),
+        Err(error) => {
+            assert!(std::env::var_os("HALFULP_REQUIRE_GPU").is_none(), "{error}");
+            None
+        }
+    }
+}
+
+/// Opening a device never panics: it is there, or the error says what is missing.
+#[test]
+fn opening_is_a_result() {
+    match Gpu::open(0) {
+        Ok(gpu) => {
+            assert!(!gpu.name().unwrap().is_empty());
+            assert!(matches!(Gpu::open(1000), Err(CudaError::Ordinal { ordinal: 1000, .. })));
+        }
+        Err(CudaError::NoDriver { .. } | CudaError::StubDriver { .. } | CudaError::NoDevice { .. }) => {}
+        Err(other) => panic!("{other}"),
+    }
+}
+
+/// Codes of a cast on the device, from memory `x_offset` elements and `y_offset` bytes off alignment.
+fn on_device<S: bytemuck::Pod>(
+    gpu: &Gpu,
+    cast: &Cast,
+    x: &[S],
+    source: ElementType,
+    format: Format,
+    (x_offset, y_offset): (usize, usize),
+) -> Vec<u8> {
+    let mut shifted = vec![S::zeroed(); x_offset];
+    shifted.extend_from_slice(x);
+    let bytes = format.bytes(x.len());
+    let (from, to) = (gpu.upload(&shifted).unwrap(), gpu.upload(&vec![0xAAu8; bytes + y_offset + 16]).unwrap());
+    let memory = CastMemory {
+        x: from.address() + (x_offset * size_of::<S>()) as u64,
+        source,
+        y: to.address() + y_offset as u64,
+        format,
+        n: x.len() as u64,
+    };
+    // SAFETY: both buffers are this long and live until the download below.
+    unsafe { gpu.cast_raw(cast, memory) }.unwrap();
+    let all = gpu.download(&to).unwrap();
+    assert!(all[..y_offset].iter().chain(&all[y_offset + bytes..]).all(|&b| b == 0xAA), "wrote outside");
+    all[y_offset..y_offset + bytes].to_vec()
+}
+
+fn on_host<S: halfulp::round::Source>(cast: &Cast, x: &[S], format: Format) -> Vec<u8> {
+    let mut bytes = vec![0x55; format.bytes(x.len())];
+    cast.into_bytes(x, format, &mut bytes).unwrap();
+    bytes
+}
+
+fn casts() -> Vec<Cast> {
+    let mut casts = vec![];
+    for overflow in [Overflow::Saturate, Overflow::Ieee] {
+        casts.push(Cast::nearest().overflow(overflow));
+        casts.push(Cast::stochastic(Draw::seeded(42).step(3).named("w")).overflow(overflow));
+        casts.push(Cast::stochastic(Draw::seeded(42).step(3).named("w").at(5)).overflow(overflow));
+    }
+    casts
+}
+
+#[test]
+fn casts_of_every_format_and_source() {
+    let Some(gpu) = gpu() else { return };
+    let halves: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
+    let bfloats: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
+    for grid in grids() {
+        let Grid { spec, .. } = &grid;
+        let format = spec.format;
+        let x = f32_inputs(&grid);
+        for cast in casts() {
+            let same = |a: Vec<u8>, b: Vec<u8>, source: &str| {
+                let at = a.iter().zip(&b).position(|(a, b)| a != b);
+                assert!(at.is_none(), "{format} from {source}, byte {at:?}, {cast:?}");
+            };
+            same(on_device(&gpu, &cast, &x, ElementType::F32, format, (0, 0)), on_host(&cast, &x, format), "f32");
+            same(
+                on_device(&gpu, &cast, &halves, ElementType::Fp16, format, (0, 0)),
+                on_host(&cast, &halves, format),
+                "f16",
+            );
+            same(
+                on_device(&gpu, &cast, &bfloats, ElementType::Bf16, format, (0, 0)),
+                on_host(&cast, &bfloats, format),
+                "bf16",
+            );
+        }
+        for k in [-100, -3, 0, 9, 100] {
+            let scaled = Cast::stochastic(Draw::seeded(1)).scale(k);
+            if format == Format::BF16 && k != 0 {
+                continue;
+            }
+            match on_host_or_refused(&gpu, &scaled, &x, format) {
+                Some(device) => assert!(device == on_host(&scaled, &x, format), "{format} scale {k}"),
+                None => assert!(k < 0, "{format} scale {k} was refused"),
+            }
+        }
+    }
+}
+
+fn on_host_or_refused(gpu: &Gpu, cast: &Cast, x: &[f32], format: Format) -> Option<Vec<u8>> {
+    let (from, to) = (gpu.upload(x).unwrap(), gpu.zeroed::<u8>(format.bytes(x.len())).unwrap());
+    let memory = CastMemory { x: from.address(), source: ElementType::F32, y: to.address(), format, n: x.len() as u64 };
+    // SAFETY: both buffers are this long and live until the download below.
+    match unsafe { gpu.cast_raw(cast, memory) } {
+        Ok(()) => Some(gpu.download(&to).unwrap()),
+        Err(CudaError::Unsupported { .. }) => None,
+        Err(other) => panic!("{other}"),
+    }
+}
+
+#[test]
+fn casts_of_every_length_and_alignment() {
+    let Some(gpu) = gpu() else { return };
+    let mut inputs = Inputs(1);
+    let x: Vec<f32> = (0..70_000).map(|_| inputs.next() as i32 as f32 * 1e-9).collect();
+    for (_, format) in Format::NAMED {
+        let align = if format.bits() > 8 { 2 } else { 1 };
+        for n in [0, 1, 2, 3, 7, 15, 16, 17, 31, 33, 127, 128, 129, 2047, 2048, 2049, 65_535, 65_537] {
+            for first in [0, 1, 3, 4] {
+                let cast = Cast::stochastic(Draw::seeded(7).at(first));
+                let expected = on_host(&cast, &x[..n], format);
+                for offsets in [(0, 0), (1, 0), (0, align), (3, 3 * align)] {
+                    let device = on_device(&gpu, &cast, &x[..n], ElementType::F32, format, offsets);
+                    assert!(device == expected, "{format} n {n} from {first} at {offsets:?}");
+                }
+            }
+        }
+    }
+}
+
+/// The boundary of 2^32 groups inside a call, whose keys change there.
+#[test]
+fn casts_over_a_change_of_keys() {
+    let Some(gpu) = gpu() else { return };
+    let x: Vec<f32> = (0..10_000).map(|i| 1.0 + i as f32 * 1e-5).collect();
+    for format in [Format::BF16, Format::E4M3, Format::E2M1] {
+        for first in [(1u64 << 34) - 4000, (1 << 33) - 4000, u64::MAX - 3999, 5 << 34] {
+            let cast = Cast::stochastic(Draw::seeded(7).at(first));
+            let device = on_device(&gpu, &cast, &x, ElementType::F32, format, (0, 0));
+            assert!(device == on_host(&cast, &x, format), "{format} from {first}");
+        }
+    }
+}
+
+#[test]
+fn typed_casts() {
+    let Some(gpu) = gpu() else { return };
+    let x: Vec<f32> = (0..1001).map(|i| i as f32 * 0.37 - 100.0).collect();
+    let on = gpu.upload(&x).unwrap();
+    let draw = Draw::seeded(3);
+    assert_eq!(gpu.download(&gpu.sr_cast::<bf16, _>(&on, draw).unwrap()).unwrap(), halfulp::sr_cast::<bf16>(&x, draw));
+    let bits = |v: Vec<E4M3>| v.into_iter().map(E4M3::to_bits).collect::<Vec<_>>();
+    assert_eq!(bits(gpu.download(&gpu.nearest_cast(&on).unwrap()).unwrap()), bits(halfulp::nearest_cast(&x)));
+    let packed = gpu.cast_packed::<E2M1, _>(&Cast::stochastic(draw), &on).unwrap();
+    assert_eq!(gpu.download_packed(&packed).unwrap(), Cast::stochastic(draw).to_packed::<E2M1>(&x).unwrap());
+    // 4-bit codes one in a byte, as the storage type has them.
+    let whole = gpu.download(&gpu.sr_cast::<E2M1, _>(&on, draw).unwrap()).unwrap();
+    assert!(whole.iter().zip(halfulp::sr_cast::<E2M1>(&x, draw)).all(|(a, b)| a.to_bits() == b.to_bits()));
+    let empty = gpu.upload::<f32>(&[]).unwrap();
+    assert!(gpu.download(&gpu.sr_cast::<bf16, _>(&empty, draw).unwrap()).unwrap().is_empty());
+}
+
+#[test]
+fn refusals() {
+    let Some(gpu) = gpu() else { return };
+    let (x, mut y) = (gpu.upload(&[1f32; 4]).unwrap(), gpu.zeroed::<bf16>(3).unwrap());
+    let error = gpu.cast_into(&Cast::nearest(), &x, &mut y).unwrap_err();
+    assert_eq!(error, CudaError::Length { argument: "y", expected: 4, got: 3 });
+    let memory =
+        CastMemory { x: x.address(), source: ElementType::F32, y: x.address() + 4, format: Format::BF16, n: 4 };
+    // SAFETY: refused before anything is launched.
+    let overlap = unsafe { gpu.cast_raw(&Cast::nearest(), memory) };
+    assert!(matches!(overlap, Err(CudaError::Overlap { .. })));
+    // SAFETY: as above.
+    let odd = unsafe { gpu.cast_raw(&Cast::nearest(), CastMemory { x: x.address() + 2, ..memory }) };
+    assert!(matches!(odd, Err(CudaError::Misaligned { argument: "x", .. })));
+    let philox = Draw::seeded(1).stream(halfulp::random::Stream::Philox);
+    assert!(matches!(gpu.sr_cast::<bf16, _>(&x, philox), Err(CudaError::Unsupported { argument: "draw", .. })));
+    assert!(matches!(gpu.cast::<bf16, _>(&Cast::up(), &x), Err(CudaError::Unsupported { argument: "rounding", .. })));
+    assert!(matches!(gpu.zeroed::<u8>(1 << 50), Err(CudaError::OutOfMemory { .. })));
+    let sr = Rounding::SrStates { seed: 1 };
+    assert!(matches!(
+        AdamW::new(&gpu, AdamWConfig::default(), StateFormat::Bf16, sr),
+        Err(CudaError::Unsupported { .. })
+    ));
+}
+
+/// A type of parameters or gradients on both sides.
+trait Both: optim::Real + halfulp::cuda::Source {
+    fn of(x: f32) -> Self;
+}
+impl Both for f32 {
+    fn of(x: f32) -> Self {
+        x
+    }
+}
+impl Both for bf16 {
+    fn of(x: f32) -> Self {
+        Self::from_f32(x)
+    }
+}
+impl Both for f16 {
+    fn of(x: f32) -> Self {
+        Self::from_f32(x)
+    }
+}
+
+/// Gradients of every kind: ordinary, zeros, subnormals, huge, NaN and infinities.
+fn gradient(inputs: &mut Inputs) -> f32 {
+    let word = inputs.next();
+    match word >> 60 {
+        0 => 0.0,
+        1 => f32::from_bits(word as u32 & 0x807F_FFFF),
+        2 => f32::from_bits(word as u32 & 0x7FFF_FFFF | 0x7000_0000),
+        3 if word >> 55 & 31 == 0 => [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0][(word & 3) as usize],
+        _ => (word as i32 as f32) * 1e-10,
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    n: usize,
+    steps: u64,
+    format: StateFormat,
+    states: Rounding,
+    parameters: Rounding,
+    weight_decay: f64,
+    offset: usize,
+}
+
+fn steps<P: Both, G: Both>(gpu: &Gpu, run: Run) {
+    let Run { n, steps, format, states, parameters, weight_decay, offset } = run;
+    let config = AdamWConfig { lr: 0.01, weight_decay, ..AdamWConfig::default() };
+    let mut inputs = Inputs(n as u64 ^ 99);
+    let mut p: Vec<P> = (0..n).map(|_| P::of(inputs.next() as i32 as f32 * 1e-9)).collect();
+    let mut host = optim::AdamW::new(config, format, states).unwrap().parameter_rounding(parameters).unwrap();
+    let mut device = AdamW::new(gpu, config, format, states).unwrap().parameter_rounding(parameters).unwrap();
+    let pad = |x: &[P]| [&vec![P::of(7.0); offset], x, &[P::of(7.0); 8]].concat();
+    let on_device = gpu.upload(&pad(&p)).unwrap();
+    for _ in 0..steps {
+        let g: Vec<G> = (0..n).map(|_| G::of(gradient(&mut inputs))).collect();
+        host.step_tensors(&mut [Parameter::numbered(5, &mut p, &g)]).unwrap();
+        let g = gpu.upload(&g).unwrap();
+        let memory = StepMemory {
+            id: 5,
+            params: on_device.address() + (offset * size_of::<P>()) as u64,
+            params_type: P::TYPE,
+            grads: g.address(),
+            grads_type: G::TYPE,
+            n: n as u64,
+        };
+        // SAFETY: the buffers are this long and outlive the work: `g` is waited for below.
+        unsafe { device.step_raw(&[memory]) }.unwrap();
+        gpu.synchronize().unwrap();
+    }
+    let name = format!("{} {} {run:?}", std::any::type_name::<P>(), std::any::type_name::<G>());
+    let bytes = |x: &[P]| bytemuck::cast_slice::<P, u8>(x).to_vec();
+    assert!(bytes(&gpu.download(&on_device).unwrap()) == bytes(&pad(&p)), "parameters: {name}");
+    if n > 0 {
+        let (m, v) = device.moments(5).unwrap().unwrap();
+        let (host_m, host_v) = host.moments(5).unwrap();
+        let bits = |m: &optim::Moment| m.to_f32().iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert!(bits(&m) == bits(host_m), "m: {name}");
+        assert!(bits(&v) == bits(host_v), "v: {name}");
+    }
+}
+
+const STATES: [(StateFormat, Rounding); 3] = [
+    (StateFormat::F32, Rounding::Nearest),
+    (StateFormat::Bf16, Rounding::Nearest),
+    (StateFormat::Bf16, Rounding::Stochastic { seed: 42 }),
+];
+
+#[test]
+fn every_dtype_and_rounding_steps_alike() {
+    let Some(gpu) = gpu() else { return };
+    for (format, states) in STATES {
+        for parameters in [Rounding::Nearest, Rounding::stochastic(3)] {
+            for (n, weight_decay) in [(4097, 0.1), (65_537, 0.0)] {
+                let run = Run { n, steps: 3, format, states, parameters, weight_decay, offset: 0 };
+                steps::<f32, f32>(&gpu, run);
+                steps::<f32, bf16>(&gpu, run);
+                steps::<f32, f16>(&gpu, run);
+                steps::<bf16, f32>(&gpu, run);
+                steps::<bf16, bf16>(&gpu, run);
+                steps::<bf16, f16>(&gpu, run);
+                steps::<f16, f32>(&gpu, run);
+                steps::<f16, bf16>(&gpu, run);
+                steps::<f16, f16>(&gpu, run);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_length_steps_alike() {
+    let Some(gpu) = gpu() else { return };
+    let lengths = [0, 1, 3, 127, 128, 129, 255, 256, 257, 4095, 4096, 4097, 8191, 8192, 8193, 65_535, 65_536, 65_537];
+    let r = Rounding::stochastic(1);
+    for n in lengths {
+        for offset in [0, 1, 2, 3] {
+            let run =
+                Run { n, steps: 2, format: StateFormat::Bf16, states: r, parameters: r, weight_decay: 0.1, offset };
+            steps::<f32, f32>(&gpu, run);
+            steps::<f32, bf16>(&gpu, run);
+            steps::<bf16, bf16>(&gpu, run);
+        }
+    }
+    for (n, count) in [(257, 1000), (4097, 1000), (65_537, 10), ((1 << 20) + 3, 10), (1 << 24, 10)] {
+        let run =
+            Run { n, steps: count, format: StateFormat::Bf16, states: r, parameters: r, weight_decay: 0.1, offset: 0 };
+        steps::<f32, f32>(&gpu, run);
+        steps::<bf16, bf16>(&gpu, run);
+    }
+}
+
+#[test]
+fn tensors_step_alike_in_any_order() {
+    let Some(gpu) = gpu() else { return };
+    let run = |reverse: bool| {
+        let mut opt = AdamW::new(&gpu, AdamWConfig::default(), StateFormat::Bf16, Rounding::stochastic(5)).unwrap();
+        let (mut a, mut b) = (gpu.upload(&vec![bf16::ONE; 1000]).unwrap(), gpu.upload(&vec![bf16::ONE; 513]).unwrap());
+        let (ga, gb) = (gpu.upload(&vec![0.3f32; 1000]).unwrap(), gpu.upload(&vec![-0.7f32; 513]).unwrap());
+        for _ in 0..3 {
+            let mut list = [
+                DeviceParameter { id: 1, params: &mut a, grads: &ga },
+                DeviceParameter { id: 2, params: &mut b, grads: &gb },
+            ];
+            if reverse {
+                list.reverse();
+            }
+            opt.step_tensors(&mut list).unwrap();
+        }
+        (gpu.download(&a).unwrap(), gpu.download(&b).unwrap(), opt.moments(2).unwrap())
+    };
+    assert!(run(false) == run(true));
+}
+
+/// 2^31 + 7 elements: the first, the last and those around 2^31 are stepped. Needs 13 GB of device memory.
+#[test]
+#[ignore = "needs a large GPU"]
+fn more_than_two_to_the_31() {
+    let Some(gpu) = gpu() else { return };
+    let n = (1usize << 31) + 7;
+    let mut p = gpu.zeroed::<bf16>(n).unwrap();
+    let g = gpu.zeroed::<bf16>(n).unwrap();
+    let ones = gpu.upload(&vec![1f32; 1 << 20]).unwrap();
+    let cast = Cast::nearest();
+    // Ones for gradients at both ends, by casts into the middle of the buffer.
+    for start in [0, n - (1 << 20)] {
+        let memory = CastMemory {
+            x: ones.address(),
+            source: ElementType::F32,
+            y: g.address() + 2 * start as u64,
+            format: Format::BF16,
+            n: 1 << 20,
+        };
+        // SAFETY: inside `g`, which lives on.
+        unsafe { gpu.cast_raw(&cast, memory) }.unwrap();
+    }
+    let config = AdamWConfig { lr: 0.5, weight_decay: 0.0, ..AdamWConfig::default() };
+    let mut opt = AdamW::new(&gpu, config, StateFormat::Bf16, Rounding::stochastic(1)).unwrap();
+    opt.step(&mut p, &g).unwrap();
+    let p = gpu.download(&p).unwrap();
+    for i in [0, 1, (1 << 20) - 1, n - (1 << 20), (1 << 31) - 1, 1 << 31, n - 1] {
+        assert!((p[i].to_f32() + 0.5).abs() < 0.01, "element {i} is {}", p[i]);
+    }
+    assert_eq!(p[1 << 20].to_f32(), 0.0);
+}
