@@ -1,10 +1,11 @@
 // One step of AdamW: reads p, g, m, v once and writes p, m, v once.
 //
-// Each thread steps 8 consecutive elements in place. Bytes an element: 2 (p) + 1 (g) + 2 + 2 (m, v) times their widths: 28
-// in f32 throughout, 20 with f32 p and g and BF16 moments, 14 in BF16 throughout. The four arrays must not overlap. A launch
-// covers elements whose groups share a high half, so that one set of keys serves it; the host cuts longer ones. With
-// `vector` set all four are 16-byte aligned and element 0 starts a group; else elements are taken one by one. Any n, any grid
-// of blocks of THREADS threads that covers it.
+// Each thread steps EACH elements in place: two quads of consecutive elements, THREADS quads apart, so that every access of
+// a warp is contiguous. Bytes an element: 2 (p) + 1 (g) + 2 + 2 (m, v) times their widths: 28 in f32 throughout, 20 with f32
+// p and g and BF16 moments, 14 in BF16 throughout. The four arrays must not overlap. A launch covers elements whose groups
+// share a high half, so that one set of keys serves it; the host cuts longer ones. With `vector` set all four are aligned to
+// four elements and element 0 starts a group; else, in the last block, and where a quad needs it, elements are taken one by one. Any n, any grid of
+// blocks of THREADS threads that covers it with EACH elements a thread.
 #include "adamw.cuh"
 #include "memory.cuh"
 #include "random.cuh"
@@ -25,68 +26,98 @@ struct Step {
     Scalars scalars;
 };
 
-// The code of a value in element type T.
+// Storing values in element type T: `of` for any value, `finite` for one that is finite (or infinite), which needs no look
+// at NaN.
 template <class T, class D> struct Stored;
 template <class D> struct Stored<F32, D> {
     static const bool draws = false;
     FN_MEMBER u32 of(u32 bits, u32 draw) { return bits; }
+    FN_MEMBER u32 finite(u32 bits, u32 draw) { return bits; }
 };
 template <class D> struct Stored<BF16, D> {
     static const bool draws = D::bits != 0;
     FN_MEMBER u32 of(u32 bits, u32 draw) { return code_bf16<D>(0x7F80, bits, draw); }
+    // The sign bit is out of reach of the carry: the largest magnitude becomes infinity.
+    FN_MEMBER u32 finite(u32 bits, u32 draw) { return (bits + D::addend(draw, (bits >> 16) & 1)) >> 16; }
 };
 template <class D> struct Stored<FP16, D> {
     static const bool draws = D::bits != 0;
     FN_MEMBER u32 of(u32 bits, u32 draw) { return code_fp16<D>(bits, draw); }
+    FN_MEMBER u32 finite(u32 bits, u32 draw) { return code_fp16<D>(bits, draw); }
 };
 
-template <class P, class G, class M, class SP, class SM> FN void step(const Step &s) {
-    u64 first = ((u64)blockIdx.x * THREADS + threadIdx.x) * EACH;
-    if (first >= s.n) return;
-    if (s.vector && s.n - first >= EACH) {
-        u32 p[EACH * P::bytes / 4], g[EACH * G::bytes / 4], m[EACH * M::bytes / 4], v[EACH * M::bytes / 4];
-        char *at_p = (char *)s.p + first * P::bytes, *at_m = (char *)s.m + first * M::bytes;
-        char *at_v = (char *)s.v + first * M::bytes;
-        load(p, at_p);
-        load(g, (const char *)s.g + first * G::bytes);
-        load(m, at_m);
-        load(v, at_v);
-        u32 group = s.group + (u32)(first / 4);
-        Word wp = {0, 0}, wm = {0, 0}, wv = {0, 0};
+// One quad: four elements whose draws are the words of one group. False, and nothing new, where a value may be NaN.
+template <class P, class G, class M, class SP, class SM> FN bool quad(const Step &s, u64 at, u32 (&p)[P::bytes],
+    const u32 (&g)[G::bytes], u32 (&m)[M::bytes], u32 (&v)[M::bytes]) {
+    u32 group = s.group + (u32)(at / 4);
+    Word wp = {0, 0}, wm = {0, 0}, wv = {0, 0};
+    if (SP::draws) wp = word(s.keys_p, group);
+    if (SM::draws) wm = word(s.keys_m, group), wv = word(s.keys_v, group);
+    Element e[4];
+    float poison = 0;
 #pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            if (i % 4 == 0) {
-                if (SP::draws) wp = word(s.keys_p, group + i / 4);
-                if (SM::draws) wm = word(s.keys_m, group + i / 4);
-                if (SM::draws) wv = word(s.keys_v, group + i / 4);
-            }
-            Element e = adamw(s.scalars, float_of(P::widen(element<P>(p, i))), float_of(G::widen(element<G>(g, i))),
-                              float_of(M::widen(element<M>(m, i))), float_of(M::widen(element<M>(v, i))));
-            // Element i has been read, and the elements that share its word are read from it or not yet written.
-            u32 np = SP::of(canonical(e.p), draw16(wp, i));
-            u32 nm = SM::of(canonical(e.m), draw16(wm, i));
-            u32 nv = SM::of(canonical(e.v), draw16(wv, i));
-            replace<P>(p, i, np);
-            replace<M>(m, i, nm);
-            replace<M>(v, i, nv);
-        }
-        store(at_p, p);
-        store(at_m, m);
-        store(at_v, v);
-        return;
+    for (int i = 0; i < 4; i++) {
+        e[i] = adamw(s.scalars, float_of(P::widen(element<P>(p, i))), float_of(G::widen(element<G>(g, i))),
+                     float_of(M::widen(element<M>(m, i))), float_of(M::widen(element<M>(v, i))));
+        // NaN if p or v is NaN or infinite; a first moment that is one of the two makes p one of the two.
+        poison = fmaf(e[i].p, 0.0f, poison);
+        poison = fmaf(e[i].v, 0.0f, poison);
     }
-    u64 end = s.n - first < EACH ? s.n : first + EACH;
-    for (u64 i = first; i < end; i++) {
-        typename P::Memory *p = (typename P::Memory *)s.p + i;
-        typename M::Memory *m = (typename M::Memory *)s.m + i, *v = (typename M::Memory *)s.v + i;
-        u32 g = ((const typename G::Memory *)s.g)[i];
-        u32 j = s.skip + (u32)(i % 4);
-        u32 group = s.group + (u32)(i / 4) + j / 4;
-        Element e = adamw(s.scalars, float_of(P::widen(*p)), float_of(G::widen(g)), float_of(M::widen(*m)),
-                          float_of(M::widen(*v)));
-        *p = (typename P::Memory)SP::of(canonical(e.p), SP::draws ? draw16(word(s.keys_p, group), j) : 0);
-        *m = (typename M::Memory)SM::of(canonical(e.m), SM::draws ? draw16(word(s.keys_m, group), j) : 0);
-        *v = (typename M::Memory)SM::of(canonical(e.v), SM::draws ? draw16(word(s.keys_v, group), j) : 0);
+    if (poison != 0.0f) return false;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        replace<P>(p, i, SP::finite(bits_of(e[i].p), draw16(wp, i)));
+        replace<M>(m, i, SM::finite(bits_of(e[i].m), draw16(wm, i)));
+        replace<M>(v, i, SM::finite(bits_of(e[i].v), draw16(wv, i)));
+    }
+    return true;
+}
+
+template <class P, class G, class M, class SP, class SM> FN void step(const Step &s) {
+    const int quads = EACH / 4;
+    const u64 tile = (u64)blockIdx.x * (THREADS * EACH);
+    const u64 first = tile + threadIdx.x * 4;
+    u32 left = (1u << quads) - 1; // quads to be taken element by element
+    if (s.vector && s.n - tile >= THREADS * EACH) {
+        left = 0;
+        u32 p[quads][P::bytes], g[quads][G::bytes], m[quads][M::bytes], v[quads][M::bytes];
+#pragma unroll
+        for (int q = 0; q < quads; q++) {
+            u64 at = first + q * (THREADS * 4);
+            load(p[q], (const char *)s.p + at * P::bytes);
+            load(g[q], (const char *)s.g + at * G::bytes);
+            load(m[q], (const char *)s.m + at * M::bytes);
+            load(v[q], (const char *)s.v + at * M::bytes);
+        }
+#pragma unroll
+        for (int q = 0; q < quads; q++) {
+            u64 at = first + q * (THREADS * 4);
+            if (quad<P, G, M, SP, SM>(s, at, p[q], g[q], m[q], v[q])) {
+                store((char *)s.p + at * P::bytes, p[q]);
+                store((char *)s.m + at * M::bytes, m[q]);
+                store((char *)s.v + at * M::bytes, v[q]);
+            } else {
+                left |= 1u << q;
+            }
+        }
+    }
+#pragma unroll 1
+    for (u64 at = first; left; left >>= 1, at += THREADS * 4) {
+        if (at >= s.n || (left & 1) == 0) continue;
+        u64 end = s.n - at < 4 ? s.n : at + 4;
+#pragma unroll 1
+        for (u64 i = at; i < end; i++) {
+            typename P::Memory *p = (typename P::Memory *)s.p + i;
+            typename M::Memory *m = (typename M::Memory *)s.m + i, *v = (typename M::Memory *)s.v + i;
+            u32 g = ((const typename G::Memory *)s.g)[i];
+            u32 j = s.skip + (u32)(i % 4);
+            u32 group = s.group + (u32)(i / 4) + j / 4;
+            Element e = adamw(s.scalars, float_of(P::widen(*p)), float_of(G::widen(g)), float_of(M::widen(*m)),
+                              float_of(M::widen(*v)));
+            *p = (typename P::Memory)SP::of(canonical(e.p), SP::draws ? draw16(word(s.keys_p, group), j) : 0);
+            *m = (typename M::Memory)SM::of(canonical(e.m), SM::draws ? draw16(word(s.keys_m, group), j) : 0);
+            *v = (typename M::Memory)SM::of(canonical(e.v), SM::draws ? draw16(word(s.keys_v, group), j) : 0);
+        }
     }
 }
 

@@ -1,30 +1,31 @@
-// Memory of one thread: N consecutive elements of 32 or 16 bits in 16-byte words, or one element at a time.
+// Memory of one thread: consecutive elements of 32 or 16 bits in words, or one element at a time.
 #pragma once
 #include "round.cuh"
 
-// Copies 4 * WORDS bytes between aligned memory and registers.
+// Copies 4 * WORDS bytes, 16 or 8 at a time, between memory aligned to that and registers.
 template <int WORDS> FN void load(u32 (&w)[WORDS], const void *from) {
-    const uint4 *p = (const uint4 *)from;
+    if (WORDS % 4 == 0) {
 #pragma unroll
-    for (int i = 0; i < WORDS / 4; i++) {
-        uint4 q = p[i];
-        w[4 * i] = q.x, w[4 * i + 1] = q.y, w[4 * i + 2] = q.z, w[4 * i + 3] = q.w;
+        for (int i = 0; i < WORDS; i += 4) {
+            uint4 q = ((const uint4 *)from)[i / 4];
+            w[i] = q.x, w[i + 1] = q.y, w[i + 2] = q.z, w[i + 3] = q.w;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < WORDS; i += 2) {
+            uint2 q = ((const uint2 *)from)[i / 2];
+            w[i] = q.x, w[i + 1] = q.y;
+        }
     }
 }
 
 template <int WORDS> FN void store(void *to, const u32 (&w)[WORDS]) {
     if (WORDS % 4 == 0) {
-        uint4 *p = (uint4 *)to;
 #pragma unroll
-        for (int i = 0; i < WORDS / 4; i++) p[i] = make_uint4(w[4 * i], w[4 * i + 1], w[4 * i + 2], w[4 * i + 3]);
-    } else if (WORDS % 2 == 0) {
-        uint2 *p = (uint2 *)to;
-#pragma unroll
-        for (int i = 0; i < WORDS / 2; i++) p[i] = make_uint2(w[2 * i], w[2 * i + 1]);
+        for (int i = 0; i < WORDS; i += 4) ((uint4 *)to)[i / 4] = make_uint4(w[i], w[i + 1], w[i + 2], w[i + 3]);
     } else {
-        u32 *p = (u32 *)to;
 #pragma unroll
-        for (int i = 0; i < WORDS; i++) p[i] = w[i];
+        for (int i = 0; i < WORDS; i += 2) ((uint2 *)to)[i / 2] = make_uint2(w[i], w[i + 1]);
     }
 }
 

@@ -50,8 +50,8 @@ struct Draws32 {
 FN u32 shift_left(u32 x, u32 count) { return count < 32 ? x << count : 0; }
 FN u32 shift_right(u32 x, u32 count) { return count < 32 ? x >> count : 0; }
 
-// The code of the f32 with these bits. PLAIN targets are signed, have a zero and keep no payload.
-template <class D, bool PLAIN> FN u32 code(const Target &t, u32 bits, u32 draw) {
+// The code of the f32 with these bits.
+template <class D> FN u32 code(const Target &t, u32 bits, u32 draw) {
     u32 magnitude = bits & 0x7FFFFFFF;
     u32 sign = bits >> 31;
 
@@ -61,7 +61,7 @@ template <class D, bool PLAIN> FN u32 code(const Target &t, u32 bits, u32 draw) 
     u32 significand = magnitude - ((exponent - 1) << 23);
 
     // Dropped bits grow below the target's normal range, and shrink by one below code 1 without a zero.
-    u32 below_code_1 = !PLAIN && magnitude < t.code_1;
+    u32 below_code_1 = magnitude < t.code_1;
     u32 above = exponent > t.min_exponent ? exponent : t.min_exponent;
     u32 shift = t.drop + (above - exponent) - below_code_1;
     u32 whole = shift_right(significand, shift);
@@ -74,25 +74,24 @@ template <class D, bool PLAIN> FN u32 code(const Target &t, u32 bits, u32 draw) 
 
     bool too_large = result > t.max_code || magnitude >= F32_INFINITY;
     result = too_large ? t.beyond : result;
-    if (PLAIN) {
-        result |= sign << t.sign_shift;
-    } else {
-        u32 below_zero = sign & t.is_unsigned & (u32)(magnitude != 0);
-        result |= (sign & (t.is_unsigned ^ 1)) << t.sign_shift;
-        result = below_zero ? t.negative : result;
-    }
-    u32 payload = PLAIN ? 0 : (magnitude >> t.drop) & t.payload;
-    u32 nan = t.nan | payload | (sign & t.nan_sign) << t.sign_shift;
+    u32 below_zero = sign & t.is_unsigned & (u32)(magnitude != 0);
+    result |= (sign & (t.is_unsigned ^ 1)) << t.sign_shift;
+    result = below_zero ? t.negative : result;
+    u32 nan = t.nan | ((magnitude >> t.drop) & t.payload) | (sign & t.nan_sign) << t.sign_shift;
     return magnitude > F32_INFINITY ? nan : result;
 }
 
-// Codes of four elements for a PLAIN target with a fraction bit, whose normal range begins at 2^-103 or above and ends
+// Codes of four elements for a target with a zero and a fraction bit, whose normal range begins at 2^-103 or above and ends
 // below that of f32. With at most 31 dropped bits a draw of the same width is added below the significand and the sum
-// cut, which is the rule of `code`; where an element has more, is too large or not finite, all four are done by `code`.
-template <class D> FN void codes_plain(const Target &t, const u32 (&bits)[4], const u32 (&draw)[4], u32 (&result)[4]) {
+// cut, which is the rule of `code`. False, and no codes, where an element has more dropped bits, is too large, not finite, or
+// negative in an unsigned format: `code` is for those.
+template <class D> FN bool codes_plain(const Target &t, const u32 (&bits)[4], const u32 (&draw)[4], u32 (&result)[4]) {
     u32 most_dropped = 0, room = 0;
     u32 end = t.max_code + (t.min_exponent << t.fraction_bits);
+    u32 negative = t.is_unsigned << 31;
+#ifdef __CUDACC__
 #pragma unroll
+#endif
     for (int i = 0; i < 4; i++) {
         u32 exponent = (bits[i] >> 23) & 0xFF;
         u32 above = exponent > t.min_exponent ? exponent : t.min_exponent;
@@ -101,13 +100,10 @@ template <class D> FN void codes_plain(const Target &t, const u32 (&bits)[4], co
         u32 sum = significand + D::below(draw[i], significand, shift);
         u32 code = (above << t.fraction_bits) + (sum >> (shift & 31));
         most_dropped |= shift;
-        room |= end - code;
+        room |= (end - code) | (bits[i] & negative);
         result[i] = code - (t.min_exponent << t.fraction_bits) + ((bits[i] >> 31) << t.sign_shift);
     }
-    if (most_dropped > 31 || room >> 31) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) result[i] = code<D, true>(t, bits[i], draw[i]);
-    }
+    return most_dropped <= 31 && room >> 31 == 0;
 }
 
 // BF16, unscaled: at every exponent the dropped bits are the low 16 of the word.
@@ -123,7 +119,7 @@ template <class D> FN u32 code_bf16(u32 beyond, u32 bits, u32 draw) {
 // FP16 with infinities, as a step stores it.
 template <class D> FN u32 code_fp16(u32 bits, u32 draw) {
     const Target fp16 = {10, 13, 113, 0x7BFF, 0x7C00, 15, 0, 0, 0, 0x7E00, 1, 0x3FF};
-    return code<D, false>(fp16, bits, draw);
+    return code<D>(fp16, bits, draw);
 }
 
 // Exact f32 bits of stored values; a NaN keeps sign and payload.

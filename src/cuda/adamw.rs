@@ -258,7 +258,11 @@ impl AdamW {
                 n: piece.len,
                 group: piece.group,
                 skip: piece.skip,
-                vector: (piece.skip == 0 && [p, g, m, v].iter().all(|at| at.is_multiple_of(16))).into(),
+                vector: (piece.skip == 0
+                    && p.is_multiple_of(4 * params_type.bytes())
+                    && g.is_multiple_of(4 * grads_type.bytes())
+                    && [m, v].iter().all(|at| at.is_multiple_of(4 * moment_size)))
+                .into(),
                 keys: draws.map(|draw| keys(draw, piece.high)),
                 scalars: *scalars,
             };

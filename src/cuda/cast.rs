@@ -189,7 +189,6 @@ impl Gpu {
         let is_bf16 = format == Format::BF16 && scale == 0;
         let kind = match width {
             16 if is_bf16 => "bf16".into(),
-            16 => "16".into(),
             width if target.is_plain_on_gpu(format) => format!("plain{width}"),
             width => format!("{width}"),
         };
@@ -214,15 +213,15 @@ impl Gpu {
                 return Err(unsupported("draw", "packed codes over 2^32 groups start at a multiple of 8"));
             }
             let (x, y) = (x + piece.start * size, y + piece.start * u64::from(width) / 8);
-            // 16 elements make `2 * width` bytes; a thread writes them in words of at most 16.
-            let wide = if width == 6 { 4 } else { u64::from(2 * width).min(16) };
+            // A thread reads and writes four elements at a time; 6-bit codes go byte by byte.
+            let quad = if width == 6 { 1 } else { u64::from(width / 2) };
             let arguments = CastArguments {
                 x,
                 y,
                 n: piece.len,
                 group: piece.group,
                 skip: piece.skip,
-                vector: (piece.skip == 0 && x.is_multiple_of(16) && y.is_multiple_of(wide)).into(),
+                vector: (piece.skip == 0 && x.is_multiple_of(4 * size) && y.is_multiple_of(quad)).into(),
                 keys: keys(draw, piece.high),
                 target,
             };

@@ -347,10 +347,10 @@ impl Word for u64 {
 
 #[cfg(feature = "cuda")]
 impl Target32<false> {
-    /// Whether the kernels' steps for formats without special cases serve this target: it has a fraction bit, is far above
-    /// the subnormals of f32, and ends below its infinity.
+    /// Whether the kernels' shorter steps serve this target: it has a zero and a fraction bit, is far above the subnormals
+    /// of f32, and ends below its infinity.
     pub(crate) fn is_plain_on_gpu(&self, format: Format) -> bool {
         let end = self.max_code + (self.min_exponent << self.fraction_bits);
-        is_plain(format) && self.fraction_bits >= 1 && self.min_exponent >= 24 && end < 255 << self.fraction_bits
+        format.has_zero() && self.fraction_bits >= 1 && self.min_exponent >= 24 && end < 255 << self.fraction_bits
     }
 }
