@@ -55,8 +55,7 @@ template <class P, class G, class M, class SP, class SM> FN bool quad(const Step
     if (SM::draws) wm = word(s.keys_m, group), wv = word(s.keys_v, group);
     Element e[4];
     float poison = 0;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
+    UNROLL for (int i = 0; i < 4; i++) {
         e[i] = adamw(s.scalars, float_of(P::widen(element<P>(p, i))), float_of(G::widen(element<G>(g, i))),
                      float_of(M::widen(element<M>(m, i))), float_of(M::widen(element<M>(v, i))));
         // NaN if p or v is NaN or infinite; a first moment that is one of the two makes p one of the two.
@@ -64,8 +63,7 @@ template <class P, class G, class M, class SP, class SM> FN bool quad(const Step
         poison = fmaf(e[i].v, 0.0f, poison);
     }
     if (poison != 0.0f) return false;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
+    UNROLL for (int i = 0; i < 4; i++) {
         replace<P>(p, i, SP::finite(bits_of(e[i].p), draw16(wp, i)));
         replace<M>(m, i, SM::finite(bits_of(e[i].m), draw16(wm, i)));
         replace<M>(v, i, SM::finite(bits_of(e[i].v), draw16(wv, i)));
@@ -81,16 +79,14 @@ template <class P, class G, class M, class SP, class SM> FN void step(const Step
     if (s.vector && s.n - tile >= THREADS * EACH) {
         left = 0;
         u32 p[quads][P::bytes], g[quads][G::bytes], m[quads][M::bytes], v[quads][M::bytes];
-#pragma unroll
-        for (int q = 0; q < quads; q++) {
+        UNROLL for (int q = 0; q < quads; q++) {
             u64 at = first + q * (THREADS * 4);
             load(p[q], (const char *)s.p + at * P::bytes);
             load(g[q], (const char *)s.g + at * G::bytes);
             load(m[q], (const char *)s.m + at * M::bytes);
             load(v[q], (const char *)s.v + at * M::bytes);
         }
-#pragma unroll
-        for (int q = 0; q < quads; q++) {
+        UNROLL for (int q = 0; q < quads; q++) {
             u64 at = first + q * (THREADS * 4);
             if (quad<P, G, M, SP, SM>(s, at, p[q], g[q], m[q], v[q])) {
                 store((char *)s.p + at * P::bytes, p[q]);
@@ -121,20 +117,20 @@ template <class P, class G, class M, class SP, class SM> FN void step(const Step
     }
 }
 
-#define ENTRY(name, P, DP, G, M, DM)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(THREADS) name(const __grid_constant__ Step s) {                           \
-        step<P, G, M, Stored<P, DP>, Stored<M, DM>>(s);                                                                    \
+#define ENTRY(name, P, DP, G, M, DM)                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS) name(const __grid_constant__ Step s) {                       \
+        step<P, G, M, Stored<P, DP>, Stored<M, DM>>(s);                                                                \
     }
 
 // adamw_<parameters>_<gradients>_<moments>, with n (nearest) or s (stochastic) behind what is rounded.
-#define MOMENTS(name, P, DP, G)                                                                                            \
-    ENTRY(name##_f32, P, DP, G, F32, NearestEven)                                                                          \
-    ENTRY(name##_bf16n, P, DP, G, BF16, NearestEven)                                                                       \
+#define MOMENTS(name, P, DP, G)                                                                                        \
+    ENTRY(name##_f32, P, DP, G, F32, NearestEven)                                                                      \
+    ENTRY(name##_bf16n, P, DP, G, BF16, NearestEven)                                                                   \
     ENTRY(name##_bf16s, P, DP, G, BF16, Draws16)
 
-#define GRADIENTS(name, P, DP)                                                                                             \
-    MOMENTS(name##_f32, P, DP, F32)                                                                                        \
-    MOMENTS(name##_bf16, P, DP, BF16)                                                                                      \
+#define GRADIENTS(name, P, DP)                                                                                         \
+    MOMENTS(name##_f32, P, DP, F32)                                                                                    \
+    MOMENTS(name##_bf16, P, DP, BF16)                                                                                  \
     MOMENTS(name##_fp16, P, DP, FP16)
 
 #if defined(SOURCE_F32)

@@ -25,21 +25,29 @@ struct Cast {
 // Ways of rounding: four elements at once, which may decline, and one that never does.
 struct Any {
     template <class D> FN_MEMBER bool four(const Target &t, const u32 (&bits)[4], const u32 (&draw)[4], u32 (&codes)[4]) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) codes[i] = one<D>(t, bits[i], draw[i]);
+        UNROLL for (int i = 0; i < 4; i++) codes[i] = one<D>(t, bits[i], draw[i]);
         return true;
     }
     template <class D> FN_MEMBER u32 one(const Target &t, u32 bits, u32 draw) { return code<D>(t, bits, draw); }
 };
-struct Plain : Any {
+// Signed and unsigned formats of WIDTH bits, P of them fraction; the unsigned ones give 0 for what is below zero.
+template <int WIDTH, int P> struct Signed : Any {
     template <class D> FN_MEMBER bool four(const Target &t, const u32 (&bits)[4], const u32 (&draw)[4], u32 (&codes)[4]) {
-        return codes_plain<D>(t, bits, draw, codes);
+        bool done = codes_plain<D, P>(t, bits, draw, codes);
+        UNROLL for (int i = 0; i < 4; i++) codes[i] |= (bits[i] >> (32 - WIDTH)) & (1u << (WIDTH - 1));
+        return done;
+    }
+};
+template <int P> struct Unsigned : Any {
+    template <class D> FN_MEMBER bool four(const Target &t, const u32 (&bits)[4], const u32 (&draw)[4], u32 (&codes)[4]) {
+        bool done = codes_plain<D, P>(t, bits, draw, codes);
+        UNROLL for (int i = 0; i < 4; i++) codes[i] = bits[i] >> 31 ? 0 : codes[i];
+        return done;
     }
 };
 struct ToBf16 {
     template <class D> FN_MEMBER bool four(const Target &t, const u32 (&bits)[4], const u32 (&draw)[4], u32 (&codes)[4]) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) codes[i] = one<D>(t, bits[i], draw[i]);
+        UNROLL for (int i = 0; i < 4; i++) codes[i] = one<D>(t, bits[i], draw[i]);
         return true;
     }
     template <class D> FN_MEMBER u32 one(const Target &t, u32 bits, u32 draw) { return code_bf16<D>(t.beyond, bits, draw); }
@@ -70,16 +78,13 @@ template <class S, class R, class D, int WIDTH> FN void cast(const Cast &c) {
     if (c.vector && c.n - tile >= THREADS * EACH) {
         left = 0;
         u32 x[quads][S::bytes];
-#pragma unroll
-        for (int q = 0; q < quads; q++) load(x[q], (const char *)c.x + (first + q * (THREADS * 4)) * S::bytes);
-#pragma unroll
-        for (int q = 0; q < quads; q++) {
+        UNROLL for (int q = 0; q < quads; q++) load(x[q], (const char *)c.x + (first + q * (THREADS * 4)) * S::bytes);
+        UNROLL for (int q = 0; q < quads; q++) {
             u64 at = first + q * (THREADS * 4);
             u32 group = c.group + (u32)(at / draws);
             u32 bits[4], random[4], codes[4];
             Word w = {0, 0};
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
+            UNROLL for (int i = 0; i < 4; i++) {
                 if (D::bits && i % draws == 0) w = word(c.keys, group + i / draws);
                 bits[i] = S::widen(element<S>(x[q], i));
                 random[i] = draw<D>(w, i);
@@ -115,29 +120,45 @@ template <class S, class R, class D, int WIDTH> FN void cast(const Cast &c) {
     }
 }
 
-#define ENTRY(name, S, R, D, WIDTH)                                                                                        \
+#define ENTRY(name, S, R, D, WIDTH)                                                                                    \
     extern "C" __global__ void __launch_bounds__(THREADS) name(const __grid_constant__ Cast c) { cast<S, R, D, WIDTH>(c); }
 
-#define ROUNDINGS(name, S, R, DRAWS, WIDTH)                                                                                \
-    ENTRY(name##_nearest, S, R, NearestEven, WIDTH)                                                                        \
+#define ROUNDINGS(name, S, R, DRAWS, WIDTH)                                                                            \
+    ENTRY(name##_nearest, S, R, NearestEven, WIDTH)                                                                    \
     ENTRY(name##_stochastic, S, R, DRAWS, WIDTH)
 
-// cast_<source>_<width or bf16>_<rounding>, with `plain` for targets that `codes_plain` serves.
-#define SOURCE(name, S)                                                                                                    \
-    ROUNDINGS(name##_bf16, S, ToBf16, Draws16, 16)                                                                         \
-    ROUNDINGS(name##_16, S, Any, Draws32, 16)                                                                              \
-    ROUNDINGS(name##_8, S, Any, Draws32, 8)                                                                                \
-    ROUNDINGS(name##_6, S, Any, Draws32, 6)                                                                                \
-    ROUNDINGS(name##_4, S, Any, Draws32, 4)                                                                                \
-    ROUNDINGS(name##_plain16, S, Plain, Draws32, 16)                                                                       \
-    ROUNDINGS(name##_plain8, S, Plain, Draws32, 8)                                                                         \
-    ROUNDINGS(name##_plain6, S, Plain, Draws32, 6)                                                                         \
-    ROUNDINGS(name##_plain4, S, Plain, Draws32, 4)
+// cast_<source>_<width or bf16>_<rounding>, and for targets that `codes_plain` serves <width><s or u><fraction bits>.
+#define SOURCE(name, S)                                                                                                \
+    ROUNDINGS(name##_bf16, S, ToBf16, Draws16, 16)                                                                     \
+    ROUNDINGS(name##_16, S, Any, Draws32, 16)                                                                          \
+    ROUNDINGS(name##_8, S, Any, Draws32, 8)                                                                            \
+    ROUNDINGS(name##_6, S, Any, Draws32, 6)                                                                            \
+    ROUNDINGS(name##_4, S, Any, Draws32, 4)
+
+typedef Signed<16, 10> Signed16m10;
+typedef Signed<8, 3> Signed8m3;
+typedef Signed<8, 2> Signed8m2;
+typedef Signed<6, 2> Signed6m2;
+typedef Signed<6, 3> Signed6m3;
+typedef Signed<4, 1> Signed4m1;
+
+#define PLAIN(name, S)                                                                                                 \
+    ROUNDINGS(name##_16s10, S, Signed16m10, Draws32, 16)                                                               \
+    ROUNDINGS(name##_8s3, S, Signed8m3, Draws32, 8)                                                                    \
+    ROUNDINGS(name##_8s2, S, Signed8m2, Draws32, 8)                                                                    \
+    ROUNDINGS(name##_8u3, S, Unsigned<3>, Draws32, 8)                                                                  \
+    ROUNDINGS(name##_8u4, S, Unsigned<4>, Draws32, 8)                                                                  \
+    ROUNDINGS(name##_6s2, S, Signed6m2, Draws32, 6)                                                                    \
+    ROUNDINGS(name##_6s3, S, Signed6m3, Draws32, 6)                                                                    \
+    ROUNDINGS(name##_4s1, S, Signed4m1, Draws32, 4)                                                                    \
+    ROUNDINGS(name##_4u2, S, Unsigned<2>, Draws32, 4)
 
 #if defined(SOURCE_F32)
 SOURCE(cast_f32, F32)
+PLAIN(cast_f32, F32)
 #elif defined(SOURCE_BF16)
 SOURCE(cast_bf16, BF16)
+PLAIN(cast_bf16, BF16)
 #elif defined(SOURCE_FP16)
 SOURCE(cast_fp16, FP16)
 #else

@@ -11,6 +11,7 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 #define FN static __device__ __forceinline__
+#define UNROLL _Pragma("unroll")
 #define FN_MEMBER static __device__ __forceinline__
 FN float float_of(u32 bits) { return __uint_as_float(bits); }
 FN u32 bits_of(float x) { return __float_as_uint(x); }
@@ -25,6 +26,7 @@ typedef uint16_t u16;
 typedef uint32_t u32;
 typedef uint64_t u64;
 #define FN static inline
+#define UNROLL
 #define FN_MEMBER static inline
 FN float float_of(u32 bits) { float x; std::memcpy(&x, &bits, 4); return x; }
 FN u32 bits_of(float x) { u32 bits; std::memcpy(&bits, &x, 4); return bits; }

@@ -5,14 +5,12 @@
 // Copies 4 * WORDS bytes, 16 or 8 at a time, between memory aligned to that and registers.
 template <int WORDS> FN void load(u32 (&w)[WORDS], const void *from) {
     if (WORDS % 4 == 0) {
-#pragma unroll
-        for (int i = 0; i < WORDS; i += 4) {
+        UNROLL for (int i = 0; i < WORDS; i += 4) {
             uint4 q = ((const uint4 *)from)[i / 4];
             w[i] = q.x, w[i + 1] = q.y, w[i + 2] = q.z, w[i + 3] = q.w;
         }
     } else {
-#pragma unroll
-        for (int i = 0; i < WORDS; i += 2) {
+        UNROLL for (int i = 0; i < WORDS; i += 2) {
             uint2 q = ((const uint2 *)from)[i / 2];
             w[i] = q.x, w[i + 1] = q.y;
         }
@@ -21,11 +19,9 @@ template <int WORDS> FN void load(u32 (&w)[WORDS], const void *from) {
 
 template <int WORDS> FN void store(void *to, const u32 (&w)[WORDS]) {
     if (WORDS % 4 == 0) {
-#pragma unroll
-        for (int i = 0; i < WORDS; i += 4) ((uint4 *)to)[i / 4] = make_uint4(w[i], w[i + 1], w[i + 2], w[i + 3]);
+        UNROLL for (int i = 0; i < WORDS; i += 4) ((uint4 *)to)[i / 4] = make_uint4(w[i], w[i + 1], w[i + 2], w[i + 3]);
     } else {
-#pragma unroll
-        for (int i = 0; i < WORDS; i += 2) ((uint2 *)to)[i / 2] = make_uint2(w[i], w[i + 1]);
+        UNROLL for (int i = 0; i < WORDS; i += 2) ((uint2 *)to)[i / 2] = make_uint2(w[i], w[i + 1]);
     }
 }
 

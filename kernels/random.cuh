@@ -14,10 +14,7 @@ struct Word {
 FN Word word(const Keys &keys, u32 group) {
     u32 x0 = group * 0x9E3779B1u + keys.k[0];
     u32 x1 = group;
-#ifdef __CUDACC__
-#pragma unroll
-#endif
-    for (int round = 1; round <= 4; round++) {
+    UNROLL for (int round = 1; round <= 4; round++) {
         u32 high = high_product(x0, 0xD256D193u);
         u32 low = x0 * 0xD256D193u;
         x0 = high ^ x1 ^ keys.k[round];

@@ -16,6 +16,7 @@ struct Target {
     u32 nan;
     u32 nan_sign; // whether NaN has a sign
     u32 payload;  // mask of the NaN payload that is kept
+    u32 hidden;   // the hidden bit of an f32
 };
 
 #define F32_INFINITY 0x7F800000u
@@ -81,29 +82,39 @@ template <class D> FN u32 code(const Target &t, u32 bits, u32 draw) {
     return magnitude > F32_INFINITY ? nan : result;
 }
 
-// Codes of four elements for a target with a zero and a fraction bit, whose normal range begins at 2^-103 or above and ends
-// below that of f32. With at most 31 dropped bits a draw of the same width is added below the significand and the sum
-// cut, which is the rule of `code`. False, and no codes, where an element has more dropped bits, is too large, not finite, or
-// negative in an unsigned format: `code` is for those.
-template <class D> FN bool codes_plain(const Target &t, const u32 (&bits)[4], const u32 (&draw)[4], u32 (&result)[4]) {
+// Codes, without sign, of four elements for a target with a zero, P > 0 fraction bits, and a normal range that begins at
+// 2^-103 or above and ends below that of f32. A draw as wide as the dropped bits is added below the significand and the sum
+// cut, which is the rule of `code`; the few elements that drop more than 31 bits are decided by `up` itself. False, and no
+// codes, where an element is too large or not finite: `code` is for those.
+template <class D, int P> FN bool codes_plain(const Target &t, const u32 (&bits)[4], const u32 (&draw)[4], u32 (&result)[4]) {
     u32 most_dropped = 0, room = 0;
-    u32 end = t.max_code + (t.min_exponent << t.fraction_bits);
-    u32 negative = t.is_unsigned << 31;
-#ifdef __CUDACC__
-#pragma unroll
-#endif
-    for (int i = 0; i < 4; i++) {
-        u32 exponent = (bits[i] >> 23) & 0xFF;
-        u32 above = exponent > t.min_exponent ? exponent : t.min_exponent;
-        u32 shift = t.drop + (above - exponent);
-        u32 significand = (bits[i] & 0x007FFFFF) | 0x00800000;
-        u32 sum = significand + D::below(draw[i], significand, shift);
-        u32 code = (above << t.fraction_bits) + (sum >> (shift & 31));
-        most_dropped |= shift;
-        room |= (end - code) | (bits[i] & negative);
-        result[i] = code - (t.min_exponent << t.fraction_bits) + ((bits[i] >> 31) << t.sign_shift);
+    u32 start = t.min_exponent << 23;
+    u32 offset = t.min_exponent << P;
+    u32 end = t.max_code + offset;
+    u32 hidden = t.hidden; // a constant that is not one, so that it sits in a register and one instruction does both masks
+    u32 shift[4], significand[4];
+    UNROLL for (int i = 0; i < 4; i++) {
+        u32 exponent = bits[i] & F32_INFINITY;
+        u32 above = exponent > start ? exponent : start;
+        shift[i] = 23 - P + ((above - exponent) >> 23);
+        significand[i] = (bits[i] & 0x007FFFFF) | hidden;
+        u32 sum = significand[i] + D::below(draw[i], significand[i], shift[i]);
+        u32 code = (above >> (23 - P)) + (sum >> (shift[i] & 31));
+        most_dropped |= shift[i];
+        room |= end - code;
+        result[i] = code - offset;
     }
-    return most_dropped <= 31 && room >> 31 == 0;
+    if (most_dropped > 31) {
+        UNROLL for (int i = 0; i < 4; i++) {
+            u32 frac = shift[i] == 32 ? significand[i] : 0;
+            u32 tiny = shift_right(significand[i], shift[i] - 33);
+            if (shift[i] > 31) result[i] = D::up(draw[i], frac, tiny, 0);
+        }
+        // Their codes, wrongly cut, may have looked too large.
+        room = 0;
+        UNROLL for (int i = 0; i < 4; i++) room |= t.max_code - result[i];
+    }
+    return room >> 31 == 0;
 }
 
 // BF16, unscaled: at every exponent the dropped bits are the low 16 of the word.
@@ -118,7 +129,7 @@ template <class D> FN u32 code_bf16(u32 beyond, u32 bits, u32 draw) {
 
 // FP16 with infinities, as a step stores it.
 template <class D> FN u32 code_fp16(u32 bits, u32 draw) {
-    const Target fp16 = {10, 13, 113, 0x7BFF, 0x7C00, 15, 0, 0, 0, 0x7E00, 1, 0x3FF};
+    const Target fp16 = {10, 13, 113, 0x7BFF, 0x7C00, 15, 0, 0, 0, 0x7E00, 1, 0x3FF, 0x00800000};
     return code<D>(fp16, bits, draw);
 }
 

@@ -11,6 +11,9 @@ use crate::format::{Element, Format, PackedVec, SubByte};
 use crate::random::{Draw, Draws};
 use crate::round::lanes::Target32;
 
+/// Shapes of targets that have shorter kernels: width, signed or unsigned, fraction bits.
+const PLAIN: [&str; 9] = ["16s10", "8s3", "8s2", "8u3", "8u4", "6s2", "6s3", "4s1", "4u2"];
+
 /// A source type of casts on a GPU: `f32`, `bf16`, `f16`. Sealed.
 pub trait Source: crate::round::Source + bytemuck::Pod {
     /// The type by name.
@@ -189,7 +192,12 @@ impl Gpu {
         let is_bf16 = format == Format::BF16 && scale == 0;
         let kind = match width {
             16 if is_bf16 => "bf16".into(),
-            width if target.is_plain_on_gpu(format) => format!("plain{width}"),
+            width if source != ElementType::Fp16 && target.is_plain_on_gpu(format) => {
+                let sign = if format.is_signed() { 's' } else { 'u' };
+                let shape = format!("{width}{sign}{}", format.fraction_bits());
+                let full = format.bits() == width;
+                if full && PLAIN.contains(&shape.as_str()) { shape } else { format!("{width}") }
+            }
             width => format!("{width}"),
         };
         // A scaled BF16 target takes 16-bit draws on the CPU, for which there is no kernel.

@@ -248,8 +248,8 @@ mod tests {
 
     #[test]
     fn layouts_are_those_of_the_kernels() {
-        assert_eq!((size_of::<CastArguments>(), size_of::<StepArguments>()), (104, 152));
-        for (module, bytes) in [("cast_", 104), ("adamw_", 152)] {
+        assert_eq!((size_of::<CastArguments>(), size_of::<StepArguments>()), (112, 152));
+        for (module, bytes) in [("cast_", 112), ("adamw_", 152)] {
             for (name, source) in PTX.iter().filter(|(name, _)| name.starts_with(module)) {
                 let entries = source.matches(".visible .entry ").count();
                 let parameters = source.matches(&format!("_param_0[{bytes}]")).count();
