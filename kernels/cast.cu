@@ -1,10 +1,11 @@
 // Casts of f32, BF16 and FP16 to the codes of any format.
 //
-// 4 or 2 bytes an element in, 2, 1, 3/4 or 1/2 out. Each thread takes four quads of consecutive elements, THREADS quads
-// apart, so that every access of a warp is contiguous. `x` and `y` must not overlap. A launch covers elements whose groups
-// share a high half, so that five keys serve it; the host cuts longer ones. With `vector` set, `x` is aligned to four
-// elements, `y` to four codes (1 byte for 6-bit codes), and element 0 starts a group; else, in the last block, and
-// where a quad needs it, elements are taken one by one. Any n, any grid of blocks of THREADS threads that covers it with EACH elements a thread.
+// 4 or 2 bytes an element in, 2, 1, 3/4 or 1/2 out. Each thread takes EACH elements in runs of four (eight for 4-bit
+// codes), the runs of a block side by side, so that every access of a warp is contiguous. `x` and `y` must not overlap. A
+// launch covers elements whose groups share a high half, so that five keys serve it; the host cuts longer ones. With
+// `vector` set, `x` is aligned to four elements, `y` to the codes of a run (6-bit codes to nothing), and element 0 starts a
+// group; else, in the last block, and where a run needs it, elements are taken one by one. Any n, any grid of blocks of
+// THREADS threads that covers it with EACH elements a thread.
 #include "memory.cuh"
 #include "random.cuh"
 
@@ -55,8 +56,9 @@ struct ToBf16 {
 
 template <class D> FN u32 draw(const Word &w, u32 j) { return D::bits == 16 ? draw16(w, j) : draw32(w, j); }
 
-// Four codes of WIDTH bits without gaps.
-template <int WIDTH> FN void put(void *y, const u32 (&c)[4]) {
+// Codes of WIDTH bits without gaps: four of them, or eight of 4 bits.
+template <int WIDTH, int QUADS> FN void put(void *y, const u32 (&quads)[QUADS][4]) {
+    const u32 (&c)[4] = quads[0];
     if (WIDTH == 16) {
         *(uint2 *)y = make_uint2(c[0] | c[1] << 16, c[2] | c[3] << 16);
     } else if (WIDTH == 8) {
@@ -65,41 +67,52 @@ template <int WIDTH> FN void put(void *y, const u32 (&c)[4]) {
         u32 w = c[0] | c[1] << 6 | c[2] << 12 | c[3] << 18;
         ((u8 *)y)[0] = (u8)w, ((u8 *)y)[1] = (u8)(w >> 8), ((u8 *)y)[2] = (u8)(w >> 16);
     } else {
-        *(u16 *)y = (u16)(c[0] | c[1] << 4 | c[2] << 8 | c[3] << 12);
+        const u32 (&d)[4] = quads[QUADS - 1];
+        *(u32 *)y = c[0] | c[1] << 4 | c[2] << 8 | c[3] << 12 | d[0] << 16 | d[1] << 20 | d[2] << 24 | d[3] << 28;
     }
 }
 
 template <class S, class R, class D, int WIDTH> FN void cast(const Cast &c) {
     const int draws = D::bits == 16 ? 4 : 2; // in a group
-    const int quads = EACH / 4;
+    const int quads = WIDTH == 4 ? 2 : 1;    // in a run: enough for a store of 4 bytes
+    const int runs = EACH / (4 * quads);
     const u64 tile = (u64)blockIdx.x * (THREADS * EACH);
-    const u64 first = tile + threadIdx.x * 4;
-    u32 left = (1u << quads) - 1; // quads to be taken element by element
+    const u64 first = tile + threadIdx.x * (4 * quads);
+    const u64 stride = THREADS * 4 * quads;
+    u32 left = (1u << runs) - 1; // runs to be taken element by element
     if (c.vector && c.n - tile >= THREADS * EACH) {
         left = 0;
-        u32 x[quads][S::bytes];
-        UNROLL for (int q = 0; q < quads; q++) load(x[q], (const char *)c.x + (first + q * (THREADS * 4)) * S::bytes);
-        UNROLL for (int q = 0; q < quads; q++) {
-            u64 at = first + q * (THREADS * 4);
-            u32 group = c.group + (u32)(at / draws);
-            u32 bits[4], random[4], codes[4];
-            Word w = {0, 0};
-            UNROLL for (int i = 0; i < 4; i++) {
-                if (D::bits && i % draws == 0) w = word(c.keys, group + i / draws);
-                bits[i] = S::widen(element<S>(x[q], i));
-                random[i] = draw<D>(w, i);
+        u32 x[runs][quads][S::bytes];
+        UNROLL for (int r = 0; r < runs; r++) {
+            UNROLL for (int q = 0; q < quads; q++)
+                load(x[r][q], (const char *)c.x + (first + r * stride + q * 4) * S::bytes);
+        }
+        UNROLL for (int r = 0; r < runs; r++) {
+            u64 at = first + r * stride;
+            u32 codes[quads][4];
+            bool done = true;
+            UNROLL for (int q = 0; q < quads; q++) {
+                u32 group = c.group + (u32)((at + q * 4) / draws);
+                u32 bits[4], random[4];
+                Word w = {0, 0};
+                UNROLL for (int i = 0; i < 4; i++) {
+                    if (D::bits && i % draws == 0) w = word(c.keys, group + i / draws);
+                    bits[i] = S::widen(element<S>(x[r][q], i));
+                    random[i] = draw<D>(w, i);
+                }
+                done &= R::template four<D>(c.target, bits, random, codes[q]);
             }
-            if (R::template four<D>(c.target, bits, random, codes)) {
+            if (done) {
                 put<WIDTH>((char *)c.y + at / 4 * (WIDTH / 2), codes);
             } else {
-                left |= 1u << q;
+                left |= 1u << r;
             }
         }
     }
 #pragma unroll 1
-    for (u64 at = first; left; left >>= 1, at += THREADS * 4) {
+    for (u64 at = first; left; left >>= 1, at += stride) {
         if (at >= c.n || (left & 1) == 0) continue;
-        u64 end = c.n - at < 4 ? c.n : at + 4;
+        u64 end = c.n - at < 4 * quads ? c.n : at + 4 * quads;
         u8 *bytes = (u8 *)c.y + at / 4 * (WIDTH / 2);
         u32 pending = 0, held = 0;
 #pragma unroll 1

@@ -19,6 +19,7 @@ FN u32 high_product(u32 a, u32 b) { return __umulhi(a, b); }
 FN u32 high_shift(u32 x, u32 count) { return __funnelshift_l(x, 0, count); }
 #else
 #include <cmath>
+#include <cstdlib>
 #include <cstdint>
 #include <cstring>
 typedef uint8_t u8;

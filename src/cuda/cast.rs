@@ -221,15 +221,19 @@ impl Gpu {
                 return Err(unsupported("draw", "packed codes over 2^32 groups start at a multiple of 8"));
             }
             let (x, y) = (x + piece.start * size, y + piece.start * u64::from(width) / 8);
-            // A thread reads and writes four elements at a time; 6-bit codes go byte by byte.
-            let quad = if width == 6 { 1 } else { u64::from(width / 2) };
+            // A thread reads four elements at a time and writes four codes, or eight of 4 bits; 6-bit codes go byte by byte.
+            let store = match width {
+                16 => 8,
+                6 => 1,
+                _ => 4,
+            };
             let arguments = CastArguments {
                 x,
                 y,
                 n: piece.len,
                 group: piece.group,
                 skip: piece.skip,
-                vector: (piece.skip == 0 && x.is_multiple_of(4 * size) && y.is_multiple_of(quad)).into(),
+                vector: (piece.skip == 0 && x.is_multiple_of(4 * size) && y.is_multiple_of(store)).into(),
                 keys: keys(draw, piece.high),
                 target,
             };

@@ -20,6 +20,8 @@ mod adamw;
 mod cast;
 mod error;
 mod gpu;
+#[cfg(test)]
+mod host_tests;
 mod launch;
 
 pub use adamw::{AdamW, DeviceParameter, StepMemory};

@@ -1,0 +1,106 @@
+// The element functions of the kernels as a program for the host, to be compared with Rust (src/cuda/host_tests.rs).
+//
+//   g++ -O2 -std=c++17 -ffp-contract=off -o host kernels/host.cpp
+//
+// Reads one request on standard input and writes the answer on standard output, all in 32-bit words:
+//   0, keys (5), n, groups (n)                          words: x0, x1 of each group
+//   1, decision, fraction bits, target (13), n, (bits, draw) n times
+//                                                       codes: the code of each by `code`; then, if fraction bits is not 0,
+//                                                       whether each four of them were done by `codes_plain`, and its codes
+//   2, decision, beyond, n, (bits, draw) n times        codes by `code_bf16`, then by `code_fp16`
+//   3, scalars (10), n, (p, g, m, v) n times            p, m, v of `adamw`, canonical
+//   4, n, codes (n)                                     widened from BF16, then from FP16
+// A decision is 0 (nearest), 16 or 32 (stochastic with so many bits).
+#include <cstdio>
+#include <vector>
+
+#include "adamw.cuh"
+#include "random.cuh"
+#include "round.cuh"
+
+static u32 next() {
+    u32 word;
+    if (std::fread(&word, 4, 1, stdin) != 1) std::perror("input"), std::exit(1);
+    return word;
+}
+
+template <class T> static T read() {
+    T value;
+    if (std::fread(&value, sizeof value, 1, stdin) != 1) std::perror("input"), std::exit(1);
+    return value;
+}
+
+static std::vector<u32> out;
+
+template <class D, int P> static void plain(const Target &t, const std::vector<u32> &in) {
+    for (size_t i = 0; i + 8 <= in.size(); i += 8) {
+        const u32 bits[4] = {in[i], in[i + 2], in[i + 4], in[i + 6]};
+        const u32 draw[4] = {in[i + 1], in[i + 3], in[i + 5], in[i + 7]};
+        u32 codes[4];
+        out.push_back(codes_plain<D, P>(t, bits, draw, codes));
+        out.insert(out.end(), codes, codes + 4);
+    }
+}
+
+template <class D> static void codes(u32 p) {
+    Target t = read<Target>();
+    std::vector<u32> in(2 * (size_t)next());
+    for (u32 &word : in) word = next();
+    for (size_t i = 0; i < in.size(); i += 2) out.push_back(code<D>(t, in[i], in[i + 1]));
+    switch (p) {
+    case 1: plain<D, 1>(t, in); break;
+    case 2: plain<D, 2>(t, in); break;
+    case 3: plain<D, 3>(t, in); break;
+    case 4: plain<D, 4>(t, in); break;
+    case 10: plain<D, 10>(t, in); break;
+    }
+}
+
+template <class D> static void halves() {
+    u32 beyond = next();
+    std::vector<u32> in(2 * (size_t)next());
+    for (u32 &word : in) word = next();
+    for (size_t i = 0; i < in.size(); i += 2) out.push_back(code_bf16<D>(beyond, in[i], in[i + 1]));
+    for (size_t i = 0; i < in.size(); i += 2) out.push_back(code_fp16<D>(in[i], in[i + 1]));
+}
+
+int main() {
+    switch (next()) {
+    case 0: {
+        Keys keys = read<Keys>();
+        for (u32 n = next(); n > 0; n--) {
+            Word w = word(keys, next());
+            out.push_back(w.x0), out.push_back(w.x1);
+        }
+        break;
+    }
+    case 1: {
+        u32 decision = next(), p = next();
+        decision == 0 ? codes<NearestEven>(p) : decision == 16 ? codes<Draws16>(p) : codes<Draws32>(p);
+        break;
+    }
+    case 2: {
+        u32 decision = next();
+        decision == 0 ? halves<NearestEven>() : decision == 16 ? halves<Draws16>() : halves<Draws32>();
+        break;
+    }
+    case 3: {
+        Scalars s = read<Scalars>();
+        for (u32 n = next(); n > 0; n--) {
+            float p = read<float>(), g = read<float>(), m = read<float>(), v = read<float>();
+            Element e = adamw(s, p, g, m, v);
+            out.push_back(canonical(e.p)), out.push_back(canonical(e.m)), out.push_back(canonical(e.v));
+        }
+        break;
+    }
+    case 4: {
+        std::vector<u32> in(next());
+        for (u32 &word : in) word = next();
+        for (u32 code : in) out.push_back(widen_bf16(code));
+        for (u32 code : in) out.push_back(widen_fp16(code));
+        break;
+    }
+    }
+    std::fwrite(out.data(), 4, out.size(), stdout);
+    return 0;
+}

@@ -1,0 +1,198 @@
+//! The kernels' element functions, compiled for the host by g++, against Rust: no GPU needed.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+use half::f16;
+
+use crate::Format;
+use crate::optim::AdamWConfig;
+use crate::random::Keys;
+use crate::round::lanes::Target32;
+use crate::round::{Mode, Overflow, RandomBits, round_scaled};
+
+/// The program, built once; `None` without a compiler, unless one is required by `CI`.
+fn program() -> Option<&'static PathBuf> {
+    static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
+    PROGRAM
+        .get_or_init(|| {
+            let out = std::env::temp_dir().join(format!("halfulp-host-{}", std::process::id()));
+            let source = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/host.cpp");
+            let built = Command::new("g++")
+                .args(["-O2", "-std=c++17", "-ffp-contract=off", "-Wall", "-Werror", "-Wno-parentheses", "-o"])
+                .arg(&out)
+                .arg(source)
+                .status();
+            match built {
+                Ok(status) => {
+                    assert!(status.success(), "g++ refused {source}");
+                    Some(out)
+                }
+                Err(error) => {
+                    assert!(std::env::var_os("CI").is_none(), "g++: {error}");
+                    eprintln!("no g++ ({error}): nothing compared");
+                    None
+                }
+            }
+        })
+        .as_ref()
+}
+
+/// Sends words, receives words.
+fn ask(program: &PathBuf, request: &[u32]) -> Vec<u32> {
+    let mut child = Command::new(program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let bytes = bytemuck::cast_slice::<u32, u8>(request).to_vec();
+    let writer = std::thread::spawn(move || input.write_all(&bytes).unwrap());
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap();
+    assert!(output.status.success());
+    bytemuck::pod_collect_to_vec(&output.stdout)
+}
+
+/// Bits with every exponent, and specials, from a counter.
+fn words(n: usize) -> Vec<u32> {
+    let mut words = vec![0u32; n];
+    crate::random::Draws::fill32(&crate::Draw::seeded(99), 0, &mut words);
+    let specials =
+        [0, 1 << 31, 1, 0x007F_FFFF, 0x0080_0000, 0x7F7F_FFFF, 0x7F80_0000, 0x7F80_0001, 0x7FFF_FFFF, 0xFFFF_FFFF];
+    words[..10].copy_from_slice(&specials);
+    words
+}
+
+fn target_words(target: &Target32<false>) -> [u32; 13] {
+    // SAFETY: `repr(C)` and thirteen u32.
+    unsafe { core::mem::transmute::<Target32<false>, [u32; 13]>(*target) }
+}
+
+#[test]
+fn words_are_those_of_stream_1() {
+    let Some(program) = program() else { return };
+    let keys = Keys::new(42, 7, 3, 2, 1);
+    let groups = words(1 << 16);
+    let request = [&[0][..], &keys.words(), &[groups.len() as u32], &groups].concat();
+    let expected: Vec<u32> =
+        groups.iter().map(|&g| keys.word(g)).flat_map(|word| [word as u32, (word >> 32) as u32]).collect();
+    assert!(ask(program, &request) == expected);
+}
+
+#[test]
+fn codes_are_those_of_the_definition() {
+    let Some(program) = program() else { return };
+    let formats = Format::NAMED.map(|(_, format)| format);
+    let n = 1 << 18;
+    for format in formats {
+        for (scale, overflow) in
+            [(0, Overflow::Ieee), (0, Overflow::Saturate), (-20, Overflow::Saturate), (90, Overflow::Saturate)]
+        {
+            let Some(target) = Target32::<false>::new(format, scale, overflow) else { continue };
+            let plain = if target.is_plain_on_gpu(format) { format.fraction_bits() } else { 0 };
+            for decision in [0, 16, 32] {
+                // Half of the values over all exponents, half around the target's range.
+                let draws = words(2 * n);
+                let pairs: Vec<u32> = (0..n)
+                    .flat_map(|i| {
+                        let word = draws[i];
+                        let near = (word & 0x807F_FFFF)
+                            | (127u32.wrapping_add_signed(scale).wrapping_add(word >> 23 & 31).wrapping_sub(20) & 0xFF)
+                                << 23;
+                        let draw = if decision == 16 { draws[n + i] >> 16 } else { draws[n + i] };
+                        [if i % 8 < 4 { word } else { near }, draw]
+                    })
+                    .collect();
+                let request = [&[1, decision, plain][..], &target_words(&target), &[n as u32], &pairs].concat();
+                let answer = ask(program, &request);
+                let expected: Vec<u32> = pairs
+                    .chunks(2)
+                    .map(|pair| {
+                        let mode = match decision {
+                            0 => Mode::NearestEven,
+                            16 => Mode::Stochastic(RandomBits::of16(pair[1] as u16)),
+                            _ => Mode::Stochastic(RandomBits::of32(pair[1])),
+                        };
+                        round_scaled(f32::from_bits(pair[0]), scale, format, mode, overflow).into()
+                    })
+                    .collect();
+                let (codes, quads) = answer.split_at(n);
+                let wrong = codes.iter().zip(&expected).position(|(a, b)| a != b);
+                assert!(
+                    wrong.is_none(),
+                    "{format} {scale} {overflow:?} {decision}: {:#x?}",
+                    wrong.map(|i| pairs[2 * i])
+                );
+                let mut done = 0;
+                for (i, quad) in quads.chunks(5).enumerate().filter(|(_, quad)| quad[0] == 1) {
+                    for j in 0..4 {
+                        let (bits, expected) = (pairs[2 * (4 * i + j)], expected[4 * i + j]);
+                        // The sign is the caller's part.
+                        let magnitude =
+                            if format.is_signed() { expected & !u32::from(format.sign_mask()) } else { expected };
+                        if format.is_signed() || bits >> 31 == 0 {
+                            assert_eq!(quad[1 + j], magnitude, "{format} {scale} {decision} {bits:#x}");
+                        }
+                    }
+                    done += 1;
+                }
+                assert!(plain == 0 || done > n / 64, "{format} {scale}: {done} quads were done at once");
+            }
+        }
+    }
+}
+
+#[test]
+fn stored_halves_are_those_of_the_definition() {
+    let Some(program) = program() else { return };
+    let n = 1 << 18;
+    for decision in [0, 16] {
+        let pairs: Vec<u32> = words(2 * n).chunks(2).flat_map(|pair| [pair[0], pair[1] & 0xFFFF]).collect();
+        let answer = ask(program, &[&[2, decision, 0x7F80, n as u32][..], &pairs].concat());
+        for (format, codes) in [Format::BF16, Format::FP16].into_iter().zip(answer.chunks(n)) {
+            for (pair, &code) in pairs.chunks(2).zip(codes) {
+                let mode = match decision {
+                    0 => Mode::NearestEven,
+                    _ => Mode::Stochastic(RandomBits::of16(pair[1] as u16)),
+                };
+                let expected = round_scaled(f32::from_bits(pair[0]), 0, format, mode, Overflow::Ieee);
+                assert_eq!(code, u32::from(expected), "{format} {:#x} {:#x}", pair[0], pair[1]);
+            }
+        }
+    }
+    let codes: Vec<u32> = (0..1 << 16).collect();
+    let answer = ask(program, &[&[4, codes.len() as u32][..], &codes].concat());
+    for (code, (bf16, fp16)) in (0..=u16::MAX).zip(answer[..1 << 16].iter().zip(&answer[1 << 16..])) {
+        assert_eq!(*bf16, u32::from(code) << 16);
+        let value = f16::from_bits(code);
+        if value.is_nan() {
+            assert_eq!(*fp16, u32::from(code & 0x8000) << 16 | 0x7F80_0000 | u32::from(code & 0x3FF) << 13);
+        } else {
+            assert_eq!(*fp16, value.to_f32().to_bits(), "{code:#x}");
+        }
+    }
+}
+
+/// 2^22 elements of random bits over every exponent, and every quadruple of specials.
+#[test]
+fn the_rule_is_the_rule() {
+    let Some(program) = program() else { return };
+    let config = AdamWConfig { lr: 0.1, weight_decay: 0.1, ..AdamWConfig::default() };
+    let scalars = config.scalars(3).unwrap();
+    // SAFETY: `repr(C)` and ten f32.
+    let scalar_words = unsafe { core::mem::transmute::<crate::optim::Scalars, [u32; 10]>(scalars) };
+    let mut quadruples = words(4 << 22);
+    let specials =
+        [0u32, 1 << 31, 1, 0x0080_0000, 0x3F80_0000, 0xBF80_0000, 0x7F7F_FFFF, 0x7F80_0000, 0xFF80_0000, 0x7FC0_0001];
+    for (i, word) in quadruples.iter_mut().take(4 * 10_000).enumerate() {
+        *word = specials[i / 4 / 10usize.pow(i as u32 % 4) % 10];
+    }
+    // A second moment is not negative.
+    quadruples.iter_mut().skip(3).step_by(4).for_each(|v| *v &= 0x7FFF_FFFF);
+    let n = quadruples.len() / 4;
+    let answer = ask(program, &[&[3][..], &scalar_words, &[n as u32], &quadruples].concat());
+    for (input, output) in quadruples.chunks(4).zip(answer.chunks(3)) {
+        let [p, g, m, v] = [0, 1, 2, 3].map(|i| f32::from_bits(input[i]));
+        let expected = scalars.step(p, g, m, v).map(|x| if x.is_nan() { 0x7FC0_0000 } else { x.to_bits() });
+        assert_eq!(output, expected, "{input:#x?}");
+    }
+}
