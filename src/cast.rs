@@ -347,7 +347,7 @@ pub(crate) enum GpuRounding {
 }
 
 /// Elements that a thread takes at a time: a multiple of [`BLOCK`], small enough for a second-level cache.
-const CHUNK: usize = 64 * BLOCK;
+pub(crate) const CHUNK: usize = 64 * BLOCK;
 
 /// Halves the work at multiples of [`CHUNK`] until it is one chunk.
 fn spread<S: Source, D: Draws>(plan: &Plan<D>, first: u64, x: &[S], out: impl Output) -> Report {

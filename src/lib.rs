@@ -43,7 +43,7 @@
 //! ```
 //!
 //! The rooms: [`format`](mod@format) (descriptors, storage types, packed slices), [`round`] (one element), [`random`] (the
-//! streams), [`cast`] (slices).
+//! streams), [`cast`] (slices), [`measure`] (the largest magnitude before a cast, the error after it).
 #![cfg_attr(not(feature = "std"), no_std)]
 
 extern crate alloc;
@@ -56,6 +56,7 @@ pub mod cast;
 pub mod cuda;
 pub mod format;
 mod isa;
+pub mod measure;
 #[cfg(feature = "std")]
 pub mod optim;
 pub mod random;

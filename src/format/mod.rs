@@ -28,7 +28,7 @@ mod scale;
 mod types;
 
 pub use descriptor::{Format, FormatBuilder, FormatError, Negative, ParseFormatError, Specials};
-pub(crate) use packed::pack;
 pub use packed::{PackedError, PackedVec};
+pub(crate) use packed::{pack, unpack};
 pub use scale::power_of_two_scale;
 pub use types::{E2M1, E2M3, E3M2, E4M3, E5M2, E8M0, Element, SubByte, UE2M2, UE2M2Nz, UE4M4, UE5M3};

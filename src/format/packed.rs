@@ -206,6 +206,44 @@ pub(crate) fn pack(width: usize, codes: &[u8], bytes: &mut [u8]) {
     }
 }
 
+/// Reads codes from the start of bytes laid out as [`Format::bytes`] counts them, packed or not.
+#[inline(always)]
+pub(crate) fn unpack(format: Format, bytes: &[u8], codes: &mut [u16]) {
+    let n = codes.len();
+    match format.bits() {
+        4 => {
+            let (pairs, last) = codes.as_chunks_mut::<2>();
+            for (pair, &byte) in pairs.iter_mut().zip(bytes) {
+                *pair = [byte & 0xF, byte >> 4].map(u16::from);
+            }
+            if let [last] = last {
+                *last = (bytes[n / 2] & 0xF).into();
+            }
+        }
+        6 => {
+            let (quads, last) = codes.as_chunks_mut::<4>();
+            let (triples, _) = bytes.as_chunks::<3>();
+            for (quad, &[x, y, z]) in quads.iter_mut().zip(triples) {
+                let bits = u32::from_le_bytes([x, y, z, 0]);
+                *quad = [0, 6, 12, 18].map(|shift| (bits >> shift & 0x3F) as u16);
+            }
+            for (i, code) in (n - last.len()..n).zip(last) {
+                *code = read(bytes, 6, i).into();
+            }
+        }
+        ..=8 => {
+            for (code, &byte) in codes.iter_mut().zip(bytes) {
+                *code = byte.into();
+            }
+        }
+        _ => {
+            for (code, &pair) in codes.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                *code = u16::from_le_bytes(pair);
+            }
+        }
+    }
+}
+
 #[inline(always)]
 fn triple_of(quad: [u8; 4]) -> [u8; 3] {
     let [a, b, c, d] = quad.map(u32::from);

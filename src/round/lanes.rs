@@ -52,7 +52,11 @@ pub trait Target: Copy + Send + Sync {
 }
 
 /// The bits of an f32 or an f64, which hold every source value.
-pub trait Word: Copy + Default {
+pub trait Word: Copy + Default + Ord + Send {
+    /// The value with these bits.
+    fn float(self) -> f64;
+    /// The bits without sign, or 0 if they are not finite. Such words order as their values.
+    fn finite_magnitude(self) -> Self;
     /// Gives `work` the shortest lanes of a target. `None` where a normal number of the target is subnormal in the source,
     /// which lanes do not normalise.
     fn with_target<V: WithTarget<Self>>(format: Format, scale: i32, overflow: Overflow, work: V) -> Option<V::Output>;
@@ -331,6 +335,15 @@ const fn is_plain(format: Format) -> bool {
 }
 
 impl Word for u32 {
+    #[inline(always)]
+    fn float(self) -> f64 {
+        f32::from_bits(self).into()
+    }
+    #[inline(always)]
+    fn finite_magnitude(self) -> Self {
+        let magnitude = self & 0x7FFF_FFFF;
+        if magnitude < 0x7F80_0000 { magnitude } else { 0 }
+    }
     fn with_target<V: WithTarget<Self>>(format: Format, scale: i32, overflow: Overflow, work: V) -> Option<V::Output> {
         if format == Format::BF16 && scale == 0 {
             Some(work.run(Bf16::new(overflow)))
@@ -343,6 +356,15 @@ impl Word for u32 {
 }
 
 impl Word for u64 {
+    #[inline(always)]
+    fn float(self) -> f64 {
+        f64::from_bits(self)
+    }
+    #[inline(always)]
+    fn finite_magnitude(self) -> Self {
+        let magnitude = self & !(1 << 63);
+        if magnitude < 0x7FF << 52 { magnitude } else { 0 }
+    }
     fn with_target<V: WithTarget<Self>>(format: Format, scale: i32, overflow: Overflow, work: V) -> Option<V::Output> {
         Some(work.run(Target64::<false>::new(format, scale, overflow)?))
     }
