@@ -175,7 +175,13 @@ const fn encode_parts(x: Parts, format: Format, scale: i32, mode: Mode, overflow
     }
 
     // The spacing 2^quantum of the target around |x|, and |x| in units of it: `whole` and a fraction.
-    let exponent = x.exponent.saturating_sub(scale);
+    // Beyond 2^+-4096 one scale is like another, and no sum of exponents below overflows.
+    let exponent = x.exponent
+        - match scale {
+            ..-4096 => -4096,
+            4097.. => 4096,
+            _ => scale,
+        };
     let leading = exponent.saturating_add(63 - x.significand.leading_zeros() as i32);
     let smallest = format.min_quantum_exponent();
     let below_code_1 = !format.has_zero() && leading < smallest;

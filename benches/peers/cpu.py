@@ -1,0 +1,255 @@
+"""Casts of f32 on the CPU, ours beside those of PyTorch, ml_dtypes and half, in one run whose rounds interleave.
+
+    pip install -r benches/peers/requirements.txt
+    python benches/peers/cpu.py
+
+Prints a table in Markdown, and leaves it with the raw samples in benches/peers/results. README.md says how it measures.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from math import ceil
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = Path(__file__).resolve().parent / "results"
+
+# Whom each case is set against in the column "ratio": the same cast of ours; for our stochastic casts, our nearest.
+SAME = {
+    "torch bf16 nearest": "bf16-nearest",
+    "torch e4m3 nearest": "e4m3-nearest",
+    "torch e5m2 nearest": "e5m2-nearest",
+    "torch bf16 stochastic, eager": "bf16-stochastic",
+    "ml_dtypes bf16 nearest": "bf16-nearest",
+    "ml_dtypes e4m3 nearest": "e4m3-nearest",
+    "ml_dtypes e2m1 nearest": "e2m1-nearest",
+    "half-bf16-nearest": "bf16-nearest",
+}
+GOALS = [
+    ("bf16-stochastic", "bf16-nearest", 0.9),
+    ("bf16-stochastic", "torch bf16 stochastic, eager", 20),
+    ("e4m3-stochastic", "torch e4m3 nearest", 1),
+    ("e2m1-stochastic", "e4m3-stochastic", 1),
+    ("e2m1-nearest", "e4m3-nearest", 1),
+    ("bf16-nearest", "half-bf16-nearest", 1),
+]
+COPIES = ["copy", "numpy copy", "torch copy"]
+
+
+class Ours:
+    """The driver: each case of the crate is a callable that gives nanoseconds."""
+
+    def __init__(self, path, threads, elements, sets):
+        command = [path, "--threads", threads, "--elements", elements, "--sets", sets]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen([str(c) for c in command], stdin=pipe, stdout=pipe, text=True)
+        named = (case.rsplit(":", 1) for case in self.ask("cases").split())
+        self.bytes = {name: int(size) for name, size in named}
+
+    def ask(self, command):
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+    def cases(self):
+        return {name: lambda name=name: int(self.ask(f"run {name}")) for name in self.bytes}
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+class Theirs:
+    """The peers, over buffer sets of their own that take turns."""
+
+    def __init__(self, threads, elements, sets):
+        rng = np.random.default_rng(1)
+        self.x = [rng.standard_normal(elements, np.float32) for _ in range(sets)]
+        self.out = [np.ones(elements, np.float32) for _ in range(sets)]
+        self.turn = 0
+        self.threads = threads
+        self.pool = ThreadPoolExecutor(threads)
+        torch.set_num_threads(threads)
+        n = 4 * elements
+        self.bytes = {"numpy copy": 2 * n, "torch copy": 2 * n, "torch bf16 stochastic, eager": n + n // 2}
+        self.found = {
+            "numpy copy": self.into_array(np.float32),
+            "torch copy": self.into_tensor(torch.float32),
+            "torch bf16 stochastic, eager": self.timed(eager_sr),
+        }
+        for name, dtype in {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}.items():
+            self.found[f"torch {name} nearest"] = self.into_tensor(dtype)
+            self.bytes[f"torch {name} nearest"] = n + dtype.itemsize * elements
+        arrays = {"bf16": ml_dtypes.bfloat16, "e4m3": ml_dtypes.float8_e4m3fn, "e2m1": ml_dtypes.float4_e2m1fn}
+        for name, dtype in arrays.items():
+            self.found[f"ml_dtypes {name} nearest"] = self.into_array(dtype)
+            self.bytes[f"ml_dtypes {name} nearest"] = n + np.dtype(dtype).itemsize * elements
+
+    def timed(self, work):
+        def run():
+            self.turn = (self.turn + 1) % len(self.x)
+            x, out = self.x[self.turn], self.out[self.turn]
+            start = time.perf_counter_ns()
+            work(x, out)
+            return time.perf_counter_ns() - start
+
+        return run
+
+    def into_tensor(self, dtype):
+        def work(x, out):
+            torch.from_numpy(out).view(dtype)[: x.size].copy_(torch.from_numpy(x))
+
+        return self.timed(work)
+
+    def into_array(self, dtype):
+        """One slice a thread: numpy has no threads of its own."""
+
+        def work(x, out):
+            out = out.view(dtype)[: x.size]
+            cuts = [x.size * t // self.threads for t in range(self.threads + 1)]
+
+            def part(t):
+                here = slice(cuts[t], cuts[t + 1])
+                np.copyto(out[here], x[here], casting="unsafe")
+
+            if self.threads == 1:
+                part(0)
+            else:
+                list(self.pool.map(part, range(self.threads)))
+
+        return self.timed(work)
+
+
+def eager_sr(x, _):
+    """The obvious stochastic rounding to bf16: random bits below the cut, then truncation. Makes its own output."""
+    bits = torch.from_numpy(x).view(torch.int32)
+    noise = torch.randint(0, 65536, bits.shape, dtype=torch.int32)
+    return ((bits + noise) & -65536).view(torch.float32).to(torch.bfloat16)
+
+
+def measure(driver, threads, args, sets):
+    ours = Ours(driver, threads, args.elements, sets)
+    theirs = Theirs(threads, args.elements, sets)
+    cases = ours.cases() | theirs.found
+    samples = {name: [] for name in cases}
+    order = np.random.default_rng(threads)
+    for round_ in range(args.warm_up + args.rounds):
+        for name in order.permutation(list(cases)):
+            nanoseconds = cases[name]()
+            if round_ >= args.warm_up:
+                samples[name].append(nanoseconds)
+            time.sleep(args.pause)  # the peers' idle threads stop spinning
+        print(f"\r{threads} threads, round {round_ + 1}", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    ours.close()
+    return samples, ours.bytes | theirs.bytes
+
+
+def quantiles(values):
+    return np.quantile(values, [0.5, 0.1, 0.9])
+
+
+def table(threads, samples, moved, elements):
+    """The rows of one thread count."""
+    bandwidth = {name: moved[name] / np.median(ns) for name, ns in samples.items()}
+    best = max(COPIES, key=bandwidth.get)
+    lines = [
+        f"Threads: {threads}. Fastest copy: `{best}`, {bandwidth[best]:.1f} GB/s read and written.",
+        "",
+        "| case | median, M elements/s | p10 | p90 | ratio | share of copy bandwidth |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for name, ns in samples.items():
+        median, p10, p90 = (f"{1e3 * elements / q:.0f}" for q in np.quantile(ns, [0.5, 0.9, 0.1]))
+        other = SAME.get(name, name.replace("-stochastic", "-nearest"))
+        ratio = f"{paired(samples, name, other)[0]:.3g}" if other != name else "-"
+        lines.append(f"| {name} | {median} | {p10} | {p90} | {ratio} | {bandwidth[name] / bandwidth[best]:.2f} |")
+    lines += ["", "| rate of | over rate of | median | p10 | p90 | goal |", "|---|---|---:|---:|---:|---:|"]
+    for name, other, goal in GOALS:
+        median, p10, p90 = (f"{q:.3g}" for q in paired(samples, name, other))
+        lines.append(f"| {name} | {other} | {median} | {p10} | {p90} | {goal} |")
+    return lines
+
+
+def paired(samples, name, other):
+    """Quantiles of the ratio of rates within a round."""
+    return quantiles(np.array(samples[other]) / np.array(samples[name]))
+
+
+def last_level_cache():
+    sizes = [p.read_text().strip() for p in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    return max((int(s[:-1]) << {"K": 10, "M": 20}[s[-1]] for s in sizes), default=32 << 20)
+
+
+def cpu_name():
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+def output(*command):
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--elements", type=int, default=1 << 24)
+    parser.add_argument("--warm-up", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--pause", type=float, default=0.01, help="seconds between measurements")
+    args = parser.parse_args()
+    output("cargo", "build", "--release", "--example", "cpu_bench")
+    target = json.loads(output("cargo", "metadata", "--format-version", "1", "--no-deps"))["target_directory"]
+    driver = Path(target) / "release" / "examples" / "cpu_bench"
+    cache = last_level_cache()
+    sets = max(3, ceil(4 * cache / (4 * args.elements)))
+    now = datetime.now(UTC)
+    record = {
+        "date": now.isoformat(timespec="seconds"),
+        "command": "python benches/peers/cpu.py " + " ".join(sys.argv[1:]),
+        "commit": output("git", "rev-parse", "HEAD"),
+        "changed files": output("git", "status", "--porcelain", "--untracked-files=no").splitlines(),
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "last-level cache": cache,
+        "load before": os.getloadavg(),
+        "versions": {
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "ml_dtypes": ml_dtypes.__version__,
+            "torch": torch.__version__,
+            "rustc": output("rustc", "--version"),
+        },
+        "elements": args.elements,
+        "buffer sets": sets,
+        "warm-up rounds": args.warm_up,
+        "threads": {},
+    }
+    lines = [f"{record['cpu']}, {os.cpu_count()} cores, {now:%Y-%m-%d}, commit {record['commit'][:12]}", ""]
+    for threads in args.threads:
+        samples, moved = measure(driver, threads, args, sets)
+        record["threads"][threads] = {"bytes": moved, "nanoseconds": samples}
+        lines += [*table(threads, samples, moved, args.elements), ""]
+    RESULTS.mkdir(exist_ok=True)
+    name = RESULTS / f"cpu-{now:%Y%m%d-%H%M}"
+    name.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    name.with_suffix(".md").write_text("\n".join(lines).rstrip() + "\n")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
