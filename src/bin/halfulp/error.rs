@@ -12,8 +12,6 @@ use crate::header::HeaderError;
 pub(crate) enum Error {
     #[error("--seed: expected a number, for stochastic rounding takes explicit seeds only, got none")]
     NoSeed,
-    #[error("--seed: expected none, for --round nearest draws no random bits, got {0}")]
-    IdleSeed(u64),
     #[error("{argument}: expected a regular expression, got `{pattern}`: {reason}")]
     Regex { argument: &'static str, pattern: String, reason: String },
     #[error("--overflow: expected saturate, for {0} has neither infinity nor NaN, got ieee")]

@@ -34,7 +34,7 @@ pub(crate) struct Args {
     /// Rounding to nearest even, or up with the probability of the fraction passed
     #[arg(long, value_enum, default_value_t = Round::Stochastic)]
     round: Round,
-    /// Seed of stochastic rounding, 0 to 2^64 - 1 [required with IN and --round stochastic; else 0]
+    /// Seed of stochastic rounding, 0 to 2^64 - 1 [required with IN and --round stochastic; else 0; nearest has no use for it]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     seed: Option<u64>,
     /// What becomes of too large values: the largest value, or infinity (NaN where there is none) [default: ieee where FORMAT
@@ -94,8 +94,7 @@ impl Choices {
     pub(crate) fn new(args: &Args) -> Result<Self, Error> {
         let format = args.to;
         let seed = match (args.round, args.seed) {
-            (Round::Nearest, Some(seed)) => return Err(Error::IdleSeed(seed)),
-            (Round::Nearest, None) => None,
+            (Round::Nearest, _) => None,
             (Round::Stochastic, None) if args.input.is_some() => return Err(Error::NoSeed),
             (Round::Stochastic, seed) => seed.or(Some(0)),
         };
