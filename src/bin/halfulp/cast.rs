@@ -169,8 +169,7 @@ impl<W: Write + Seek + Send> Job<'_, W> {
         }
         self.out.seek(SeekFrom::Start(entry.at))?;
         // One buffer is written while the other is filled.
-        let room_of_chunk = format.bytes(CHUNK.min(input.len() / size_of::<S>()));
-        let (mut full, mut empty) = (Vec::new(), vec![0; room_of_chunk]);
+        let (mut full, mut empty) = (Vec::new(), Vec::new());
         for (chunk, first) in chunks().zip((0..).step_by(CHUNK)) {
             let x = numbers(chunk, &mut room);
             let cast = self.choices.cast(&entry.name, k, first);
