@@ -18,7 +18,7 @@ mod sealed {
 /// A storage type of a format: `half::bf16`, `half::f16`, and the types of this module.
 ///
 /// Sealed: a type promises that its bytes are codes of its format. A format of one's own is cast through
-/// [`Cast::codes`](crate::cast::Cast::codes).
+/// [`Cast::into_codes`](crate::cast::Cast::into_codes).
 pub trait Element:
     sealed::Sealed + Pod + Send + Sync + PartialEq + PartialOrd + fmt::Debug + fmt::Display + 'static
 {

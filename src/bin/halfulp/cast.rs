@@ -51,7 +51,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
     let plan = Plan::new(&header, &choices)?;
     let mut file = Output::create(&output)?;
     let progress = progress(map.len() as u64);
-    let mut job = Job { choices: &choices, input: &map, out: file.file(), interrupted: &interrupted, progress };
+    let job = Job { choices: &choices, input: &map, out: file.file(), interrupted: &interrupted, progress };
     let done = pool.install(|| job.run(&plan)).and_then(|totals| file.sync().map(|()| totals));
     if interrupted.load(Ordering::Relaxed) {
         return Err(Error::Interrupted);
@@ -111,7 +111,7 @@ pub(crate) struct Totals {
 }
 
 impl<W: Write + Seek + Send> Job<'_, W> {
-    pub(crate) fn run(&mut self, plan: &Plan) -> io::Result<Totals> {
+    pub(crate) fn run(mut self, plan: &Plan) -> io::Result<Totals> {
         let mut totals = Totals::default();
         let scales = plan.entries.iter().filter_map(|entry| match &entry.work {
             Work::Scale(name) => Some((name, entry.at)),
@@ -158,15 +158,18 @@ impl<W: Write + Seek + Send> Job<'_, W> {
         let chunks = || input.chunks(CHUNK * size_of::<S>());
         let mut k = 0;
         if let Some(at) = scale {
-            let largest = chunks().map(|chunk| amax::<S>(numbers(chunk, &mut room))).fold(0.0, f64::max);
+            let mut largest = 0f64;
+            for chunk in chunks() {
+                largest = largest.max(amax::<S>(numbers(chunk, &mut room)));
+                self.advance(0)?;
+            }
             k = power_of_two_scale(format, largest);
             self.out.seek(SeekFrom::Start(at))?;
             self.out.write_all(&f32::from_bits(((k + 127) as u32) << 23).to_le_bytes())?;
         }
         self.out.seek(SeekFrom::Start(entry.at))?;
         // One buffer is written while the other is filled.
-        let room_of_chunk = format.bytes(CHUNK.min(input.len() / size_of::<S>()));
-        let (mut full, mut empty) = (Vec::new(), vec![0; room_of_chunk]);
+        let (mut full, mut empty) = (Vec::new(), Vec::new());
         for (chunk, first) in chunks().zip((0..).step_by(CHUNK)) {
             let x = numbers(chunk, &mut room);
             let cast = self.choices.cast(&entry.name, k, first);
