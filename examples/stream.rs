@@ -4,8 +4,8 @@
 //! stream [--stream v1|philox|sr-states] [--order ORDER] [--bits 16|32] [--seed N] [--bytes N]
 //! ```
 //!
-//! A group is eight bytes: four 16-bit or two 32-bit draws of neighbouring elements. The orders, all from group 0, step 0
-//! and tensor 0, role 0:
+//! A group is eight bytes: four 16-bit or two 32-bit draws of neighbouring elements. The orders, from group 0, step 0,
+//! tensor 0 and role 0 on:
 //!
 //! - `elements`: consecutive groups of one launch;
 //! - `steps`: one group over consecutive steps;
@@ -13,8 +13,8 @@
 //! - `seeds`, `tensors`: one group over consecutive seeds or tensor ids;
 //! - `roles`: each group under all five roles in turn.
 //!
-//! `sr-states` has none of step, tensor and role: its offset moves on by `2 n` a step (AdamW) and by `n` a tensor or role, for
-//! tensors of n = 1,000,003 elements. Without `--bytes` the words do not end.
+//! `sr-states` knows no step, tensor or role: its offset moves on by `2 n` a step (AdamW) and by `n` a tensor or role
+//! (m and v), for n = 1,000,003 elements. Without `--bytes` the words do not end.
 
 use std::error::Error;
 use std::io::{self, Write};

@@ -1,6 +1,6 @@
-//! Statistics of the streams. Each test is a function of a source of words: distances from an exact expectation in
-//! standard errors, for independent uniform words. The streams must stay within the bound, a wrong source of the kind the
-//! test is for must not. Seeds are fixed, so every outcome is too; `--nocapture` shows the distances.
+//! Statistics of the streams. Each test is a function of a source of words: distances, in standard errors, from what
+//! independent uniform words give. The streams must stay within the bound; a wrong source of the kind the test is for
+//! must not. Seeds are fixed, so every outcome is too; `--nocapture` shows the distances.
 
 use std::iter::repeat_n;
 use std::ops::Range;
@@ -41,7 +41,7 @@ fn streams(seed: u64) -> [(&'static str, Draw); 2] {
 
 // Adjacent words.
 
-/// Chi-square of the disjoint pairs of neighbours in a sequence of bytes: pairs that begin at even places, and at odd ones.
+/// Chi-square of the disjoint pairs of neighbours in a sequence of bytes: pairs from even places, and from odd ones.
 fn pairs(bytes: &[u8]) -> [f64; 2] {
     [0, 1].map(|parity| {
         let pairs = bytes[parity..].as_chunks().0;
@@ -351,7 +351,7 @@ fn small_updates_add_up() {
     is_caught("constant thresholds, 1000 updates of 0.2 ulp", walk(|_| Draw::seeded(7)), BOUND);
 }
 
-/// Of every 4096th of 2^24 elements under updates of 0.002 ulp: how many have not moved after 1000 and after 10,000 steps.
+/// Updates of 0.002 ulp at every 4096th of 2^24 elements: how many have not moved after 1000 and after 10,000 steps.
 fn never_moved<R: Fn(u32) -> u16>(at_step: impl Fn(u64) -> R) -> ([usize; 2], f64) {
     const DROPPED: u16 = 131;
     let mut still: Vec<u32> = (0..4096).map(|j| j << 12).collect();

@@ -30,9 +30,8 @@ fn path(mode: impl Fn(u32) -> Mode) -> Vec<(f64, f64)> {
 }
 
 fn small_update() -> Panel {
-    let seeded = |seed| {
-        move |step: u32| Mode::Stochastic(RandomBits::of16(Draw::seeded(seed).step(step.into()).draw16(0)))
-    };
+    let seeded =
+        |seed| move |step: u32| Mode::Stochastic(RandomBits::of16(Draw::seeded(seed).step(step.into()).draw16(0)));
     let mut panel = Panel::new(
         "An update of 0.3 ulp, added 96 times in BF16",
         ("steps", 0.0..f64::from(STEPS)),

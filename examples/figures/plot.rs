@@ -39,11 +39,7 @@ struct Line {
 
 impl Panel {
     /// Axes with a name and a range each.
-    pub(crate) fn new(
-        title: &'static str,
-        x: (&'static str, Range<f64>),
-        y: (&'static str, Range<f64>),
-    ) -> Self {
+    pub(crate) fn new(title: &'static str, x: (&'static str, Range<f64>), y: (&'static str, Range<f64>)) -> Self {
         Self { title, x, y, lines: vec![], labels: vec![] }
     }
 
