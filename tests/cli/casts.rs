@@ -13,7 +13,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{HALFULP, Tensor, bytes, fails, halfulp, listing, model, numbers, read, succeeds, text, workplace, write};
+use super::{HALFULP, Tensor, bytes, halfulp, listing, model, numbers, read, succeeds, text, workplace, write};
 
 /// What the library makes of a tensor: bytes and scale exponent.
 fn expected<S: Source>(x: &[S], name: &str, format: Format, seed: Option<u64>, scaled: bool) -> (Vec<u8>, i32) {
@@ -320,12 +320,9 @@ fn a_model_is_made_where_none_is_given() {
     let deviation = (weight.iter().map(|x| x * x).sum::<f32>() / weight.len() as f32).sqrt();
     assert!(mean.abs() < 1e-3 && (deviation - 0.05).abs() < 1e-3, "{mean} {deviation}");
     succeeds(path, "cast --to E4M3 --round nearest");
-    let nearest = std::fs::read(path.join("halfulp-demo.e4m3.safetensors")).unwrap();
+    let nearest = fs::read(path.join("halfulp-demo.e4m3.safetensors")).unwrap();
     succeeds(path, "cast --to E4M3 --round nearest --seed 1");
-    assert!(
-        nearest == std::fs::read(path.join("halfulp-demo.e4m3.safetensors")).unwrap(),
-        "nearest has no use for a seed"
-    );
+    assert!(nearest == fs::read(path.join("halfulp-demo.e4m3.safetensors")).unwrap(), "nearest has no use for a seed");
 }
 
 /// Where the current directory cannot be written, the model goes to the one for temporary files.
