@@ -35,7 +35,7 @@ fn small_update() -> Panel {
     let mut panel = Panel::new(
         "An update of 0.3 ulp, added 96 times in BF16",
         ("steps", 0.0..f64::from(STEPS)),
-        ("distance from 1.25, in ulp", -1.0..36.0),
+        ("distance from 1.25, in ulp", -1.0..38.0),
     );
     for seed in 1..=16 {
         panel.line(format!("seed {seed}"), path(seeded(seed)), PATH, 3);
@@ -43,9 +43,9 @@ fn small_update() -> Panel {
     panel.line("stochastic", path(seeded(7)), STOCHASTIC, 6);
     panel.dotted("exact", (0..=STEPS).map(|step| (step.into(), SIZE * f64::from(step))).collect(), INK);
     panel.line("nearest", path(|_| Mode::NearestEven), NEAREST, 6);
-    panel.label((50.0, 24.5), "stochastic, seed 7", STOCHASTIC);
-    panel.label((50.0, 27.5), "exact sum, dotted", INK);
-    panel.label((70.0, 11.5), "16 more seeds", MUTED);
+    panel.label((3.0, 35.0), "exact sum, dotted", INK);
+    panel.label((3.0, 32.0), "stochastic, seed 7", STOCHASTIC);
+    panel.label((3.0, 29.0), "stochastic, 16 more seeds", MUTED);
     panel.label((50.0, 1.7), "nearest: every update is lost", NEAREST);
     panel
 }
