@@ -35,6 +35,48 @@ fn opening_is_a_result() {
     }
 }
 
+/// For the test below, which runs this one in a process of its own.
+#[test]
+fn what_opening_says() {
+    if std::env::var_os("HALFULP_SAY").is_some() {
+        println!("said: {}", Gpu::open(0).map_or_else(|error| error.to_string(), |_| "open".into()));
+    }
+}
+
+/// A library of the driver's name without its functions, as toolkits bring to link against, and none at all.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_stub_is_no_driver() {
+    use std::process::Command;
+    let directory = std::env::temp_dir().join(format!("halfulp-stub-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let said = || {
+        let exe = std::env::current_exe().unwrap();
+        let mut run = Command::new(exe);
+        run.args(["--exact", "what_opening_says", "--nocapture"]).env("HALFULP_SAY", "1");
+        let output = run.env("LD_LIBRARY_PATH", &directory).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.lines().find_map(|line| line.split_once("said: ")).unwrap().1.to_string()
+    };
+    let without = said();
+    assert!(without == "open" || without.contains("no CUDA driver: none of libcuda.so, libcuda.so.1"), "{without}");
+    let source = directory.join("stub.c");
+    std::fs::write(&source, "int cuSomething(void) { return 0; }\n").unwrap();
+    let built =
+        Command::new("gcc").args(["-shared", "-fPIC", "-o"]).arg(directory.join("libcuda.so")).arg(&source).status();
+    if !built.is_ok_and(|status| status.success()) {
+        assert!(std::env::var_os("CI").is_none(), "gcc is needed");
+        eprintln!("no gcc: no stub was tried");
+        return;
+    }
+    assert_eq!(
+        said(),
+        "no CUDA driver: libcuda.so is a stub without `cuInit`; install an NVIDIA driver, no toolkit is needed"
+    );
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
 /// Codes of a cast on the device, from memory `x_offset` elements and `y_offset` bytes off alignment.
 fn on_device<S: bytemuck::Pod>(
     gpu: &Gpu,

@@ -33,9 +33,9 @@ const LIBRARIES: [&str; 1] = ["nvcuda.dll"];
 #[cfg(target_os = "windows")]
 const TRIED: &str = "nvcuda.dll";
 #[cfg(not(target_os = "windows"))]
-const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+const LIBRARIES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 #[cfg(not(target_os = "windows"))]
-const TRIED: &str = "libcuda.so.1, libcuda.so";
+const TRIED: &str = "libcuda.so, libcuda.so.1";
 
 /// Finds out, once, whether there is a driver: a library of its name, with its entry point, that initialises.
 ///
@@ -44,19 +44,15 @@ fn driver() -> Result<(), CudaError> {
     static FOUND: OnceLock<Result<(), CudaError>> = OnceLock::new();
     FOUND
         .get_or_init(|| {
-            let mut stub = None;
-            let found = LIBRARIES.into_iter().any(|name| {
+            // In the order of the wrapper, which takes the first that loads.
+            let loaded = LIBRARIES.into_iter().find_map(|name| {
                 // SAFETY: loading the driver runs its initialisers, which is what a user of CUDA asks for.
-                let Ok(library) = (unsafe { libloading::Library::new(name) }) else { return false };
-                // SAFETY: the symbol is looked up and not called.
-                let entry = unsafe { library.get::<*const ()>(b"cuInit\0") };
-                stub = stub.or(Some(name));
-                entry.is_ok()
+                unsafe { libloading::Library::new(name) }.ok().map(|library| (name, library))
             });
-            match stub {
-                None => return Err(CudaError::NoDriver { tried: TRIED }),
-                Some(library) if !found => return Err(CudaError::StubDriver { library }),
-                Some(_) => {}
+            let Some((name, library)) = loaded else { return Err(CudaError::NoDriver { tried: TRIED }) };
+            // SAFETY: the symbol is looked up and not called.
+            if unsafe { library.get::<*const ()>(b"cuInit\0") }.is_err() {
+                return Err(CudaError::StubDriver { library: name });
             }
             Ok(result::init()?)
         })
