@@ -1,0 +1,82 @@
+//! The digits, and the order in which a run sees them.
+
+use halfulp::Draw;
+use halfulp::random::Draws;
+
+use crate::model::INPUTS;
+
+const CSV: &str = include_str!("../data/digits.csv");
+/// Images kept for testing: the last of the file.
+const TEST: usize = 360;
+
+/// Images, one after another, with values from 0 to 1, and their digits.
+#[derive(Default)]
+pub(crate) struct Images {
+    pub(crate) pixels: Vec<f32>,
+    pub(crate) digits: Vec<u8>,
+}
+
+impl Images {
+    fn push(&mut self, pixels: &[f32], digit: u8) {
+        self.pixels.extend_from_slice(pixels);
+        self.digits.push(digit);
+    }
+
+    fn image(&self, i: usize) -> &[f32] {
+        &self.pixels[INPUTS * i..][..INPUTS]
+    }
+}
+
+/// Images to train on and images to test with.
+pub(crate) fn digits() -> Result<[Images; 2], Box<dyn std::error::Error>> {
+    let mut all = Images::default();
+    for line in CSV.lines().filter(|line| !line.starts_with('#')) {
+        let values = line.split(',').map(str::parse).collect::<Result<Vec<u8>, _>>()?;
+        let Some((digit, pixels)) = values.split_last().filter(|(_, pixels)| pixels.len() == INPUTS) else {
+            return Err(format!("digits: expected {} values, got {}", INPUTS + 1, values.len()).into());
+        };
+        all.pixels.extend(pixels.iter().map(|&x| f32::from(x) / 16.0));
+        all.digits.push(*digit);
+    }
+    let train = all.digits.len() - TEST;
+    let test = Images { pixels: all.pixels.split_off(INPUTS * train), digits: all.digits.split_off(train) };
+    Ok([all, test])
+}
+
+/// Batches without end: each pass over the images is a new shuffle, which the seed decides.
+pub(crate) struct Batches<'a> {
+    images: &'a Images,
+    seed: u64,
+    epoch: u64,
+    left: Vec<usize>,
+}
+
+impl<'a> Batches<'a> {
+    pub(crate) fn new(images: &'a Images, seed: u64) -> Self {
+        Self { images, seed, epoch: 0, left: Vec::new() }
+    }
+
+    pub(crate) fn next(&mut self, size: usize) -> Images {
+        let mut batch = Images::default();
+        for _ in 0..size {
+            let i = self.left.pop().unwrap_or_else(|| self.shuffle());
+            batch.push(self.images.image(i), self.images.digits[i]);
+        }
+        batch
+    }
+
+    /// A new shuffle, of which the last is returned.
+    fn shuffle(&mut self) -> usize {
+        self.epoch += 1;
+        let draws = Draw::seeded(self.seed).named("shuffle").step(self.epoch);
+        let n = self.images.digits.len();
+        let mut order: Vec<usize> = (0..n).collect();
+        for i in (1..n).rev() {
+            let j = (u64::from(draws.draw32(i as u64)) * (i as u64 + 1)) >> 32;
+            order.swap(i, j as usize);
+        }
+        let last = order.pop().unwrap_or(0);
+        self.left = order;
+        last
+    }
+}
