@@ -244,6 +244,7 @@ def main():
         samples, moved = measure(driver, threads, args, sets)
         record["threads"][threads] = {"bytes": moved, "nanoseconds": samples}
         lines += [*table(threads, samples, moved, args.elements), ""]
+    record["load after"] = os.getloadavg()
     RESULTS.mkdir(exist_ok=True)
     name = RESULTS / f"cpu-{now:%Y%m%d-%H%M}"
     name.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
