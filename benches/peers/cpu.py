@@ -205,7 +205,7 @@ def table(threads, found, elements):
     best = max(COPIES, key=bandwidth.get)
     lines = [
         f"Threads: {threads}. Fastest copy: `{best}`, {bandwidth[best]:.1f} GB/s read and written. "
-        f"Rounds: {len(samples[best])}; other processes took at most {max(found['share of others']):.0%} of the machine.",
+        f"Rounds: {len(samples[best])}; others took at most {max(found['share of others']):.0%} of the machine.",
         "",
         "| case | median, M elements/s | p10 | p90 | ratio | share of copy bandwidth |",
         "|---|---:|---:|---:|---:|---:|",
