@@ -108,8 +108,8 @@ class Peer:
 def peers():
     """numpy and ml_dtypes, and PyTorch where it is installed."""
     no_nan = "NaN, which the format has not (ours: the largest value; ml_dtypes: a zero)"
-    zero = "zeros (ours: code 0, the smallest value; ml_dtypes: NaN)"
-    ties = zero + " and ties 1.5 * 2^k (ours: to the even code; ml_dtypes: up)"
+    away = "zeros (ours: code 0, the smallest value; ml_dtypes: NaN), 2^-127 < x < 1.5 * 2^-127 (ml_dtypes: 2^-126)"
+    ties = away + ", ties 1.5 * 2^k (ours: to the even code; ml_dtypes: up)"
     numpy = {"f16": ("numpy float16", np.float16, 16, 0x7C00)}
     names = {
         "bf16": ("bfloat16", 16, 0x7F80),
@@ -126,7 +126,7 @@ def peers():
     for to, (name, *rest) in names.items():
         dtype = getattr(ml_dtypes, name)
         found.append(Peer(to, f"ml_dtypes {name}", lambda x, t=dtype: x.astype(t), *rest))
-    found.append(Peer("e8m0", found[-1].name, found[-1].cast, 8, 0xFE, "ieee", "away", False, zero))
+    found.append(Peer("e8m0", found[-1].name, found[-1].cast, 8, 0xFE, "ieee", "away", False, away))
     try:
         import torch
     except ImportError:
@@ -151,15 +151,17 @@ def same_f32(peer, bits, theirs, ours):
         both_nan = (theirs & magnitude > peer.infinity) & (ours & magnitude > peer.infinity)
         same |= both_nan & (theirs & sign == ours & sign)
     if peer.to == "e8m0":
-        left_out = bits & 0x7FFFFFFF == 0
+        left_out = (bits & 0x7FFFFFFF == 0) | (bits > 0x400000) & (bits < 0x600000)
         if peer.round == "nearest":
-            left_out |= ((bits & 0x7FFFFF) == 0x400000) & (bits > 0x7FFFFF) | (bits == 0x600000)
+            normal = (bits >= 0x800000) & (bits < 0x7F800000)
+            left_out |= normal & (bits & 0x7FFFFF == 0x400000) | (bits == 0x600000)
     return same, left_out
 
 
-def f32(codes, thin, rng):
+def f32(codes, only, thin, rng):
     chunks = range(int(rng.integers(thin)), 256, thin)
-    contenders = [(p, Tally(f"{p.to} {p.round} {p.overflow} f32, {p.name}", p.left_out)) for p in peers()]
+    chosen = [peer for peer in peers() if peer.to in only]
+    contenders = [(p, Tally(f"{p.to} {p.round} {p.overflow} f32, {p.name}", p.left_out)) for p in chosen]
     started = time.monotonic()
     for done, chunk in enumerate(chunks):
         bits = np.arange(CHUNK, dtype=np.uint32) + np.uint32(chunk * CHUNK)
@@ -284,8 +286,9 @@ MODES = {
 }
 
 
-def f64(codes, count, rng):
-    for to, info in FORMATS.items():
+def f64(codes, only, count, rng):
+    for to in only:
+        info = FORMATS[to]
         x = f64_inputs(info, count, rng)
         keep = domain(info, x)
         x, excluded = x[keep], np.count_nonzero(~keep)
@@ -329,8 +332,9 @@ def few_bits_inputs(info, n, count, rng):
     return x, np.clip(r, 0, (1 << n) - 1)
 
 
-def few_bits(codes, count, rng):
-    for to, info in FORMATS.items():
+def few_bits(codes, only, count, rng):
+    for to in only:
+        info = FORMATS[to]
         for rule, mode in RULES.items():
             for overflow, saturate in policies(info):
                 tally = Tally(f"{to} {rule} {overflow} 1-16 bits f64, gfloat", "sums that gfloat's f64 rounds")
@@ -358,6 +362,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("parts", nargs="*", help="f32, f64, bits (default: all)")
     parser.add_argument("--codes", type=Path, help="the built example, in place of building it")
+    parser.add_argument("--only", nargs="+", default=list(FORMATS), choices=list(FORMATS), metavar="FORMAT")
     parser.add_argument("--thin", type=int, default=1, metavar="N", help="every Nth of the 256 chunks of f32")
     parser.add_argument("--count", type=int, default=1 << 22, help="random f64 a format (twice: anywhere, in range)")
     parser.add_argument("--bits-count", type=int, default=1 << 18, help="values a format, rule and number of bits")
@@ -371,11 +376,11 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         codes = Codes(args.codes or built(), folder)
         if "f32" in parts:
-            f32(codes, args.thin, rng)
+            f32(codes, args.only, args.thin, rng)
         if "f64" in parts:
-            f64(codes, args.count, rng)
+            f64(codes, args.only, args.count, rng)
         if "bits" in parts:
-            few_bits(codes, args.bits_count, rng)
+            few_bits(codes, args.only, args.bits_count, rng)
     sys.exit(Tally.failed)
 
 
