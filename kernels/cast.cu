@@ -1,6 +1,6 @@
 // Casts of f32, BF16 and FP16 to the codes of any format.
 //
-// 4 or 2 bytes an element in, 2, 1, 3/4 or 1/2 out. Each thread takes EACH elements in runs of four (eight for 4-bit
+// 4 or 2 bytes an element in, 2, 1, 3/4 or 1/2 out. Each thread takes EACH (16, or 8 of 16 bits) in runs of four (eight for 4-bit
 // codes), the runs of a block side by side, so that every access of a warp is contiguous. `x` and `y` must not overlap. A
 // launch covers elements whose groups share a high half, so that five keys serve it; the host cuts longer ones. With
 // `vector` set, `x` is aligned to four elements, `y` to the codes of a run (6-bit codes to nothing), and element 0 starts a
@@ -10,7 +10,6 @@
 #include "random.cuh"
 
 #define THREADS 128
-#define EACH 16
 
 struct Cast {
     const void *x;
@@ -73,6 +72,7 @@ template <int WIDTH, int QUADS> FN void put(void *y, const u32 (&quads)[QUADS][4
 }
 
 template <class S, class R, class D, int WIDTH> FN void cast(const Cast &c) {
+    const int EACH = WIDTH == 16 ? 8 : 16;
     const int draws = D::bits == 16 ? 4 : 2; // in a group
     const int quads = WIDTH == 4 ? 2 : 1;    // in a run: enough for a store of 4 bytes
     const int runs = EACH / (4 * quads);

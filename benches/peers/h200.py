@@ -241,7 +241,7 @@ def torch_adamw(name):
                 [p], lr=LR, betas=(BETA1, BETA2), eps=EPS, weight_decay=DECAY, fused=True, capturable=True
             )
             steps.append(optimizer.step)
-            first = first or p
+            first = p if first is None else first
         before = [first.detach()[part].float() for part in ends(n)]
         steps[0]()
         for part, p in zip(ends(n), before, strict=True):

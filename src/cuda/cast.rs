@@ -177,7 +177,7 @@ impl Gpu {
     /// # Safety
     /// As [`cast_raw`](Self::cast_raw), with codes of `width` bits.
     unsafe fn cast_memory(&self, cast: &Cast<impl Draws>, memory: CastMemory, width: u32) -> Result<(), CudaError> {
-        const EACH: u32 = 16;
+        let each = if width == 16 { 8 } else { 16 };
         let CastMemory { x, source, y, format, n } = memory;
         let unsupported = |argument, reason| CudaError::Unsupported { argument, reason };
         let (scale, overflow, rounding) = cast.on_gpu(format)?;
@@ -239,7 +239,7 @@ impl Gpu {
             };
             // SAFETY: the kernel of this name reads sources of this type and writes codes of this width; memory is
             // promised by the caller.
-            unsafe { launch(self, module, &kernel, piece.len, EACH, &arguments) }?;
+            unsafe { launch(self, module, &kernel, piece.len, each, &arguments) }?;
         }
         Ok(())
     }
