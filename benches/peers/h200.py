@@ -1,12 +1,13 @@
 """Casts and AdamW steps on the GPU, ours beside PyTorch, Triton and torch.compile, in one run whose rounds interleave.
 
-    python benches/peers/h200.py --bench PATH --out FILE.json [--quick]
+    python3 benches/peers/h200.py --bench PATH --out FILE.json [--quick]
 
 PATH is the program that `cargo bench --features cuda --bench gpu --no-run` leaves. Prints a table in Markdown and how
 the goals were met; FILE keeps the raw samples. A peer that fails is left out, and the file says why.
 """
 
 import argparse
+import functools
 import gc
 import itertools
 import json
@@ -15,7 +16,6 @@ import platform
 import select
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,13 +30,13 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # one kernel to com
 ABSENT = {}
 try:
     import torch
-except Exception as error:  # the peers are left out one by one
+except (ImportError, OSError) as error:  # the peers are left out one by one
     torch = None
     ABSENT["torch"] = repr(error)
 try:
     import triton
     import triton.language as tl
-except Exception as error:
+except (ImportError, OSError) as error:
     triton = None
     ABSENT["triton"] = repr(error)
 
@@ -144,7 +144,7 @@ def expect(what, right):
 
 
 def share(equal):
-    return equal.double().mean().item()
+    return equal.sum().item() / equal.numel()
 
 
 def bytes_of(tensor):
@@ -222,11 +222,15 @@ def eager_cast(n, sets):
     return stochastic(lambda x, y, seed: cast_in_torch(x, y.view(torch.int16), seed))(n, sets)
 
 
+@functools.cache
+def compiled():
+    return torch.compile(cast_in_torch, dynamic=False)
+
+
 def compiled_cast(n, sets):
     seed_at = torch.zeros((), device=DEVICE, dtype=torch.int32)  # a tensor, or each seed is compiled anew
     seed_at.fill_(12345)
-    compiled = torch.compile(cast_in_torch, dynamic=False)
-    return stochastic(lambda x, y, _: compiled(x, y.view(torch.int16), seed_at))(n, sets)
+    return stochastic(lambda x, y, _: compiled()(x, y.view(torch.int16), seed_at))(n, sets)
 
 
 def torch_adamw(name):
@@ -242,7 +246,7 @@ def torch_adamw(name):
             )
             steps.append(optimizer.step)
             first = p if first is None else first
-        before = [first.detach()[part].float() for part in ends(n)]
+        before = [first.detach()[part].to(torch.float32, copy=True) for part in ends(n)]
         steps[0]()
         for part, p in zip(ends(n), before, strict=True):
             g = first.grad[part].float()
@@ -417,12 +421,11 @@ class Ours:
 
     def ask(self, line, seconds=180):
         if self.process is None:
-            self.errors = tempfile.TemporaryFile("w+")
             self.process = subprocess.Popen(
                 [self.path, "--serve"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self.errors,
+                stderr=subprocess.PIPE,
                 text=True,
                 env=os.environ | {"HALFULP_REQUIRE_GPU": "1"},
             )
@@ -436,9 +439,8 @@ class Ours:
         except (OSError, ValueError):
             self.process.kill()
             code = self.process.wait()
+            said = self.process.stderr.read()[-1000:]
             self.process = None
-            self.errors.seek(0)
-            said = self.errors.read()[-1000:]
             raise RuntimeError(f"{line}: answer {answer!r}, exit {code}, {said}") from None
         return microseconds, moved
 
@@ -535,7 +537,7 @@ class Run:
     def attempt(self, what, work):
         try:
             return work()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the others go on
             text = f"{type(error).__name__}: {error}"[:2000]
             self.record["errors"].append({"what": what, "error": text})
             print(f"left out: {what}: {text.splitlines()[0]}", file=sys.stderr, flush=True)
@@ -727,7 +729,7 @@ def main():
     record["table"] = table(record)
     save()
     print(f"{record['gpu']}, torch {record['versions']['torch']}, triton {record['versions']['triton']}, ", end="")
-    print(f"{record['date'][:10]}, commit {args.commit[:12]}, {record['seconds']} s, {record['rounds']} rounds", end="\n\n")
+    print(f"{record['date'][:10]}, commit {args.commit[:12]}, {record['rounds']} rounds", end="\n\n")
     print("\n".join(record["table"]), end="\n\n")
     print("\n".join(record["goals"]))
     for error in record["errors"]:
