@@ -8,6 +8,8 @@ use crate::model::INPUTS;
 const CSV: &str = include_str!("../data/digits.csv");
 /// Images kept for testing: the last of the file.
 const TEST: usize = 360;
+/// Pixels on a side.
+const SIDE: usize = 8;
 
 /// Images, one after another, with values from 0 to 1, and their digits.
 #[derive(Default)]
@@ -17,8 +19,15 @@ pub(crate) struct Images {
 }
 
 impl Images {
-    fn push(&mut self, pixels: &[f32], digit: u8) {
-        self.pixels.extend_from_slice(pixels);
+    /// Adds an image moved right and down by so many pixels.
+    fn push_shifted(&mut self, image: &[f32], [right, down]: [isize; 2], digit: u8) {
+        for y in 0..SIDE as isize {
+            for x in 0..SIDE as isize {
+                let (x, y) = (x - right, y - down);
+                let inside = |k: isize| (0..SIDE as isize).contains(&k);
+                self.pixels.push(if inside(x) && inside(y) { image[y as usize * SIDE + x as usize] } else { 0.0 });
+            }
+        }
         self.digits.push(digit);
     }
 
@@ -43,24 +52,29 @@ pub(crate) fn digits() -> Result<[Images; 2], Box<dyn std::error::Error>> {
     Ok([all, test])
 }
 
-/// Batches without end: each pass over the images is a new shuffle, which the seed decides.
+/// Batches without end: each pass over the images is a new shuffle, and each image moves by up to a pixel either way, so
+/// that the network never knows them by heart and its gradients go on. The seed decides both.
 pub(crate) struct Batches<'a> {
     images: &'a Images,
     seed: u64,
     epoch: u64,
     left: Vec<usize>,
+    served: u64,
 }
 
 impl<'a> Batches<'a> {
     pub(crate) fn new(images: &'a Images, seed: u64) -> Self {
-        Self { images, seed, epoch: 0, left: Vec::new() }
+        Self { images, seed, epoch: 0, left: Vec::new(), served: 0 }
     }
 
     pub(crate) fn next(&mut self, size: usize) -> Images {
+        self.served += 1;
+        let draws = Draw::seeded(self.seed).named("shift").step(self.served);
         let mut batch = Images::default();
-        for _ in 0..size {
+        for j in 0..size as u64 {
             let i = self.left.pop().unwrap_or_else(|| self.shuffle());
-            batch.push(self.images.image(i), self.images.digits[i]);
+            let shift = [2 * j, 2 * j + 1].map(|k| (below(draws, k, 3)) as isize - 1);
+            batch.push_shifted(self.images.image(i), shift, self.images.digits[i]);
         }
         batch
     }
@@ -72,11 +86,15 @@ impl<'a> Batches<'a> {
         let n = self.images.digits.len();
         let mut order: Vec<usize> = (0..n).collect();
         for i in (1..n).rev() {
-            let j = (u64::from(draws.draw32(i as u64)) * (i as u64 + 1)) >> 32;
-            order.swap(i, j as usize);
+            order.swap(i, below(draws, i as u64, i as u64 + 1));
         }
         let last = order.pop().unwrap_or(0);
         self.left = order;
         last
     }
+}
+
+/// A number below `n` from draw `i`.
+fn below(draws: Draw, i: u64, n: u64) -> usize {
+    ((u64::from(draws.draw32(i)) * n) >> 32) as usize
 }

@@ -5,16 +5,19 @@
 //! cargo run --release --example adamw -- [--steps N] [--seed N] [--lr X] [--params f32|bf16] [--cpu] [--json FILE]
 //! ```
 //!
-//! The three runs start from the same weights and see the same batches of handwritten digits (`examples/data/digits.csv`).
-//! Nearest rounding loses every change of a moment below half a ulp. At beta2 = 0.999 that is nearly every decrease of the
-//! second moment, so it ratchets up and the steps shrink; stochastic rounding stalls too, but keeps the mean.
+//! The three runs start from the same weights and see the same batches of handwritten digits (`examples/data/digits.csv`),
+//! each moved by up to a pixel. Nearest rounding loses every change of a moment below half a ulp. At beta2 = 0.999 that is
+//! every decrease of the second moment: it ratchets up, and the steps shrink. Stochastic rounding stalls nearly as often, but
+//! keeps the mean.
 //!
 //! Columns, where *stalled* is the share of coordinates whose stored moment reads as before after a step, over the second
 //! half of training (coordinates that never had a gradient are left out):
 //!
 //! - `train`, `test`, `accuracy`: mean cross-entropy of the final network on both sets, share of test images read right;
 //! - `m stalled`, `v stalled`: first and second moment;
-//! - `predicted`: what theory expects for v if gradients were Gaussian with a variance that does not change;
+//! - `predicted`: what theory expects for v if gradients were Gaussian with a variance that does not change. Real gradients
+//!   are mostly far below their root mean square and now and then far above it, and training shrinks them: nearest, which
+//!   cannot follow down, stalls more than predicted, and stochastic a little less;
 //! - `v drift`: the stored second moment over one in f32 fed with the same gradients, averaged over the coordinates at the
 //!   end; 1 is none;
 //! - `digest`: a hash of all parameters and moments.
