@@ -43,7 +43,8 @@
 //! ```
 //!
 //! The rooms: [`format`](mod@format) (descriptors, storage types, packed slices), [`round`] (one element), [`random`] (the
-//! streams), [`cast`] (slices), [`measure`] (the largest magnitude before a cast, the error after it).
+//! streams), [`cast`] (slices), [`measure`] (what a cast lost), `optim` (steps whose states are stored in few bits; feature
+//! `std`), and `cuda` (casts and steps on a GPU; feature `cuda`).
 #![cfg_attr(not(feature = "std"), no_std)]
 
 extern crate alloc;

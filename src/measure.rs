@@ -51,7 +51,7 @@ impl<S: Source> Kernel for Amax<'_, S> {
 /// The error of one element is (stored value - source) / [`Format::ulp`] at the source, both sides in units of the scale.
 /// Left out are elements that a cast could not round to one of two neighbours: NaN and infinity, magnitudes above the
 /// largest finite value (also those that came out as that value, since their upper neighbour was not to be had), negatives
-/// in unsigned formats.
+/// in unsigned formats, and sources below code 0 in a format without zero.
 ///
 /// Nearest errors lie within half a ulp. Stochastic errors lie within one, and their mean is zero up to chance.
 ///
@@ -161,7 +161,8 @@ impl Grid {
         Self {
             format,
             unscale: [power(half.saturating_neg()), power(half - scale)],
-            low: if format.is_signed() { format.min() } else { 0.0 },
+            // Of a format without zero, what lies below code 0 has one neighbour alone. In units of the scale as all else.
+            low: format.min(),
             high: format.max(),
             epsilon: format.epsilon(),
             spacing,

@@ -12,7 +12,7 @@ fn naive(x: &[f64], format: Format, scale: i32, codes: &[u16]) -> (u64, f64, f64
     let (mut n, mut sum, mut squares) = (0, 0.0, 0.0);
     for (&x, &code) in x.iter().zip(codes) {
         let x = x * common::pow2(-scale);
-        let smallest = if format.is_signed() { format.min() } else { 0.0 };
+        let smallest = format.min();
         if x >= smallest && x <= format.max() {
             let error = (format.value(code) - x) / format.ulp(x);
             (n, sum, squares) = (n + 1, sum + error, squares + error * error);
@@ -111,7 +111,11 @@ fn what_counts() {
     let x = [-1.0f32, -0.0, 1.015_625];
     Cast::nearest().into_bytes(&x, Format::UE4M4, &mut bytes).unwrap();
     assert_eq!(UlpErrors::of(&x, Format::UE4M4, 0, &bytes).unwrap().elements, 2);
-    let error = UlpErrors::of(&x, Format::BF16, 0, &bytes).unwrap_err();
+    // Below code 0 of a format without zero there is one neighbour alone.
+    let (x, mut packed) = ([0.0f32, 0.1, 0.125, 0.2], [0; 2]);
+    Cast::nearest().into_bytes(&x, Format::UE2M2NZ, &mut packed).unwrap();
+    assert_eq!(UlpErrors::of(&x, Format::UE2M2NZ, 0, &packed).unwrap().elements, 2);
+    let error = UlpErrors::of(&[0f32; 3], Format::BF16, 0, &bytes).unwrap_err();
     assert_eq!(error.to_string(), "out: expected 6 bytes, got 3");
     let none = UlpErrors::default();
     assert!(none.mean().is_nan());

@@ -42,6 +42,25 @@ fn v1_draws() {
     assert_eq!([0, 1, 2, 3].map(|i| draw.draw32(i)), [0xB578_6514, 0xE9E4_565A, 0x2CF4_0B1A, 0x0A89_C3EB]);
 }
 
+/// Word 0 of seed 42, step 1, tensor 3, casts.
+const PHILOX_STREAM: u32 = 0xA576_2A29;
+
+/// The stream of that name is frozen too: its keys, its order of words.
+#[test]
+fn philox_stream() {
+    let draw = Draw::seeded(42).step(1).tensor(3).stream(Stream::Philox);
+    let key = philox4x32_10([3, 0, 32, 1], [42, 0]);
+    let words = |block| philox4x32_10([block, 0, 1, 0], [key[0], key[1]]);
+    assert_eq!([0, 1, 2, 3, 4, 5].map(|i| draw.draw32(i))[..], [words(0).to_vec(), words(1)[..2].to_vec()].concat());
+    let key = philox4x32_10([3, 0, 2, 1], [42, 0]);
+    let m = draw.role(Role::FirstMoment);
+    for i in 0..16u64 {
+        let word = philox4x32_10([(i / 8) as u32, 0, 1, 0], [key[0], key[1]])[(i / 2 % 4) as usize];
+        assert_eq!(m.draw16(i), (word >> (16 * (i % 2))) as u16);
+    }
+    assert_eq!(draw.draw32(0), PHILOX_STREAM);
+}
+
 #[test]
 fn philox_vectors() {
     const M: u32 = u32::MAX;

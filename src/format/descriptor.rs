@@ -185,13 +185,19 @@ impl Format {
     /// Bytes that `n` codes take: two a code above 8 bits, one from 7 to 8, packed (rounded up) at 6 and 4 bits.
     ///
     /// Widths of 1 to 3 and 5 bits are stored in a byte each.
+    ///
+    /// # Panics
+    /// If the number of bytes does not fit `usize`, which no slice in memory can reach.
     #[must_use]
     pub const fn bytes(self, n: usize) -> usize {
         match self.bits() {
             4 => n.div_ceil(2),
             6 => n / 4 * 3 + (n % 4 * 6).div_ceil(8),
             ..=8 => n,
-            _ => n * 2,
+            _ => match n.checked_mul(2) {
+                Some(bytes) => bytes,
+                None => panic!("n: expected a number of elements whose bytes a usize counts"),
+            },
         }
     }
 

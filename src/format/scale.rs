@@ -5,8 +5,8 @@ use super::Format;
 /// The scale exponent of a tensor or block whose largest magnitude is `amax`: the smallest integer `k` with
 /// `amax <= max * 2^k`, clamped to [-126, 127]; 0 (scale 1) for `amax = 0`.
 ///
-/// Such a scale is applied in the exponent, so that scaling never rounds, and nothing overflows: every stored value
-/// decodes as `code * 2^k`.
+/// Such a scale is applied in the exponent, so that scaling never rounds: every stored value decodes as `code * 2^k`. Up to
+/// `max * 2^127`, which is above every f32, nothing overflows; an f64 beyond does, and one far below `2^-126` becomes zero.
 ///
 /// # Panics
 /// If `amax` is negative, infinite or NaN: non-finite values don't enter a largest magnitude.

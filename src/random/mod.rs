@@ -282,7 +282,8 @@ impl Generator for DrawGenerator {
         let mut group = index >> self.shift;
         let mut rest = &mut *words;
         while !rest.is_empty() {
-            let run = rest.len().min((1 << 32) - (group as u32 as usize));
+            // In 64 bits: a run may be as long as a usize has values where that has 32.
+            let run = (rest.len() as u64).min((1 << 32) - u64::from(group as u32)) as usize;
             let (now, later) = rest.split_at_mut(run);
             match &mut self.kind {
                 Kind::V1(keys, high) => {

@@ -238,8 +238,10 @@ impl Totals {
             self.cast, self.report.elements, self.copied,
         );
         if self.errors.elements > 0 {
-            let (mean, error) = (self.errors.mean(), self.errors.standard_error());
-            line += &format!("; mean error {mean:.3e} ulp, standard error {error:.3e}");
+            line += &format!("; mean error {:.3e} ulp", self.errors.mean());
+        }
+        if self.errors.elements > 1 {
+            line += &format!(", standard error {:.3e}", self.errors.standard_error());
         }
         line
     }

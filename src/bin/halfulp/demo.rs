@@ -49,6 +49,13 @@ fn write(path: &Path) -> Result<(), Error> {
     entries.push(entry("position_ids", Dtype::I64, &[1, 512], positions));
     let (start, bytes) = lay_out(&mut entries, &BTreeMap::from([("format".into(), "pt".into())]));
 
+    // A file of this name that this command did not make is somebody's.
+    let made = std::iter::once(&start).chain(entries.iter().map(|entry| &entry.work)).flatten();
+    match std::fs::read(path) {
+        Ok(there) if there.iter().eq(made) => return Ok(()),
+        Ok(_) => return Err(Error::DemoExists(path.into())),
+        Err(_) => {}
+    }
     let mut output = Output::create(path)?;
     let file = output.file();
     let mut written = file.write_all(&start);

@@ -21,6 +21,8 @@ pub(crate) enum Error {
     #[error("--threads: expected a number of threads that can be started, got {threads}: {source}")]
     Threads { threads: usize, source: rayon::ThreadPoolBuildError },
 
+    #[error("IN: expected to make `{0}`, which is there already and another file: move it, or give IN and OUT")]
+    DemoExists(PathBuf),
     #[error("IN: expected a file to read, got `{path}`: {source}")]
     Read { path: PathBuf, source: io::Error },
     #[error("{argument}: expected a file, got `{path}`, which is {kind}")]
@@ -35,6 +37,8 @@ pub(crate) enum Error {
     Write { path: PathBuf, bytes: u64, source: io::Error },
     #[error("OUT: expected a header of at most {limit} bytes, got {got}", limit = crate::header::MAX_HEADER)]
     LongHeader { got: usize },
+    #[error("standard output: {0}")]
+    Print(io::Error),
     #[error("interrupted; OUT is as it was")]
     Interrupted,
     #[error("signals: {0}")]

@@ -35,9 +35,11 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Cast(args) => cast::run(&args),
         Command::Formats => {
-            // Nobody reads on: no reason to complain.
-            let _ = formats::print(&mut io::stdout().lock());
-            Ok(())
+            match formats::print(&mut io::stdout().lock()) {
+                // Nobody reads on: no reason to complain.
+                Err(source) if source.kind() != io::ErrorKind::BrokenPipe => Err(error::Error::Print(source)),
+                _ => Ok(()),
+            }
         }
     };
     match result {

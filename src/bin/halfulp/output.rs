@@ -28,7 +28,8 @@ impl Output {
         if !fs::metadata(directory).map_err(refuse)?.is_dir() {
             return Err(refuse(io::ErrorKind::NotADirectory.into()));
         }
-        if path.file_name().is_none() {
+        // `file_name` looks past a separator at the end.
+        if path.file_name().is_none() || path.as_os_str().as_encoded_bytes().ends_with(b"/") {
             return Err(refuse(io::Error::new(io::ErrorKind::InvalidInput, "no file name")));
         }
         let mut builder = tempfile::Builder::new();
