@@ -18,9 +18,12 @@ from datetime import UTC, datetime
 from math import ceil
 from pathlib import Path
 
-import ml_dtypes
-import numpy as np
-import torch
+# Threads of OpenMP that spin after their work would take the processor from whoever is measured next.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import ml_dtypes  # noqa: E402
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -174,6 +177,7 @@ def measure(driver, threads, args, sets):
         others.share()
         round_ = {}
         for name in order.permutation(list(cases)):
+            cases[name]()  # wakes the threads and spreads them over the processors
             round_[name] = cases[name]()
             time.sleep(args.pause)  # the peers' idle threads stop spinning
         share = others.share()
