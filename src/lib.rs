@@ -52,6 +52,11 @@ extern crate alloc;
 #[cfg(target_endian = "big")]
 compile_error!("codes and random words are laid out little-endian");
 
+/// The README's code runs with the tests.
+#[cfg(all(doctest, feature = "std"))]
+#[doc = include_str!("../README.md")]
+pub struct Readme;
+
 pub mod cast;
 #[cfg(feature = "cuda")]
 pub mod cuda;
