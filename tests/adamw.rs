@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::Inputs;
+use common::{Inputs, gradient};
 use halfulp::optim::{AdamW, AdamWConfig, Moment, OptimError, Parameter, Real, Rounding, StateFormat};
 use halfulp::random::{Draws, Role, SrStates};
 use halfulp::round::{Mode, Overflow, RandomBits, Source, round};
@@ -134,18 +134,6 @@ impl Reference {
 
 fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|x| x.to_bits()).collect()
-}
-
-/// Gradients of every kind: ordinary, zeros, subnormals, huge, NaN and infinities.
-fn gradient(inputs: &mut Inputs) -> f32 {
-    let word = inputs.next();
-    match word >> 60 {
-        0 => 0.0,
-        1 => f32::from_bits(word as u32 & 0x807F_FFFF),
-        2 => f32::from_bits(word as u32 & 0x7FFF_FFFF | 0x7000_0000),
-        3 if word >> 55 & 31 == 0 => [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0][(word & 3) as usize],
-        _ => (word as i32 as f32) * 1e-10,
-    }
 }
 
 fn compare<P: Value, G: Value>(

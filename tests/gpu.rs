@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Grid, Inputs, f32_inputs, grids};
+use common::{Grid, Inputs, f32_inputs, gradient, grids};
 use halfulp::cast::Cast;
 use halfulp::cuda::{AdamW, CastMemory, CudaError, DeviceParameter, ElementType, Gpu, StepMemory};
 use halfulp::optim::{self, AdamWConfig, Parameter, Rounding, StateFormat};
@@ -264,18 +264,6 @@ impl Both for bf16 {
 impl Both for f16 {
     fn of(x: f32) -> Self {
         Self::from_f32(x)
-    }
-}
-
-/// Gradients of every kind: ordinary, zeros, subnormals, huge, NaN and infinities.
-fn gradient(inputs: &mut Inputs) -> f32 {
-    let word = inputs.next();
-    match word >> 60 {
-        0 => 0.0,
-        1 => f32::from_bits(word as u32 & 0x807F_FFFF),
-        2 => f32::from_bits(word as u32 & 0x7FFF_FFFF | 0x7000_0000),
-        3 if word >> 55 & 31 == 0 => [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0][(word & 3) as usize],
-        _ => (word as i32 as f32) * 1e-10,
     }
 }
 
