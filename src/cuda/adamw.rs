@@ -174,7 +174,8 @@ impl AdamW {
     ///
     /// # Errors
     /// [`CudaError::Misaligned`] and [`CudaError::Overlap`] for addresses that cannot be, [`CudaError::Length`] for a tensor
-    /// of another length than before, and as [`step_tensors`](Self::step_tensors). Nothing is changed then.
+    /// of another length than before, and as [`step_tensors`](Self::step_tensors). Nothing is changed then. An error that the
+    /// driver reports at a launch leaves the tensors before it stepped and the step counted.
     pub unsafe fn step_raw(&mut self, tensors: &[StepMemory]) -> Result<(), CudaError> {
         self.prepare(tensors)?;
         self.step += 1;
