@@ -3,7 +3,7 @@
 // 4 or 2 bytes an element in, 2, 1, 3/4 or 1/2 out. Each thread takes EACH (16, or 8 of 16 bits) in runs of four (eight for 4-bit
 // codes), the runs of a block side by side, so that every access of a warp is contiguous. `x` and `y` must not overlap. A
 // launch covers elements whose groups share a high half, so that five keys serve it; the host cuts longer ones. With
-// `vector` set, `x` is aligned to four elements, `y` to the codes of a run (6-bit codes to nothing), and element 0 starts a
+// `vector` set, `x` is aligned to four elements (to 16 bytes for 4-bit codes), `y` to the codes of a run (6-bit codes to nothing), and element 0 starts a
 // group; else, in the last block, and where a run needs it, elements are taken one by one. Any n, any grid of blocks of
 // THREADS threads that covers it with EACH elements a thread.
 #include "memory.cuh"
@@ -22,32 +22,33 @@ struct Cast {
     Target target;
 };
 
-// Ways of rounding: four elements at once, which may decline, and one that never does.
-struct Any {
+// Ways of rounding: four elements at once, to codes of WIDTH bits at the top of a word each, which may decline, and one,
+// which never does.
+template <int WIDTH> struct Any {
     template <class D> FN_MEMBER bool four(const Target &t, const u32 (&bits)[4], const u32 (&draw)[4], u32 (&codes)[4]) {
-        UNROLL for (int i = 0; i < 4; i++) codes[i] = one<D>(t, bits[i], draw[i]);
+        UNROLL for (int i = 0; i < 4; i++) codes[i] = one<D>(t, bits[i], draw[i]) << (32 - WIDTH);
         return true;
     }
     template <class D> FN_MEMBER u32 one(const Target &t, u32 bits, u32 draw) { return code<D>(t, bits, draw); }
 };
 // Signed and unsigned formats of WIDTH bits, P of them fraction; the unsigned ones give 0 for what is below zero.
-template <int WIDTH, int P> struct Signed : Any {
+template <int WIDTH, int P> struct Signed : Any<WIDTH> {
     template <class D> FN_MEMBER bool four(const Target &t, const u32 (&bits)[4], const u32 (&draw)[4], u32 (&codes)[4]) {
         bool done = codes_plain<D, P>(t, bits, draw, codes);
-        UNROLL for (int i = 0; i < 4; i++) codes[i] |= (bits[i] >> (32 - WIDTH)) & (1u << (WIDTH - 1));
+        UNROLL for (int i = 0; i < 4; i++) codes[i] = codes[i] << (9 + P - WIDTH) | (bits[i] & 0x80000000);
         return done;
     }
 };
-template <int P> struct Unsigned : Any {
+template <int WIDTH, int P> struct Unsigned : Any<WIDTH> {
     template <class D> FN_MEMBER bool four(const Target &t, const u32 (&bits)[4], const u32 (&draw)[4], u32 (&codes)[4]) {
         bool done = codes_plain<D, P>(t, bits, draw, codes);
-        UNROLL for (int i = 0; i < 4; i++) codes[i] = bits[i] >> 31 ? 0 : codes[i];
+        UNROLL for (int i = 0; i < 4; i++) codes[i] = bits[i] >> 31 ? 0 : codes[i] << (9 + P - WIDTH);
         return done;
     }
 };
 struct ToBf16 {
     template <class D> FN_MEMBER bool four(const Target &t, const u32 (&bits)[4], const u32 (&draw)[4], u32 (&codes)[4]) {
-        UNROLL for (int i = 0; i < 4; i++) codes[i] = one<D>(t, bits[i], draw[i]);
+        UNROLL for (int i = 0; i < 4; i++) codes[i] = one<D>(t, bits[i], draw[i]) << 16;
         return true;
     }
     template <class D> FN_MEMBER u32 one(const Target &t, u32 bits, u32 draw) { return code_bf16<D>(t.beyond, bits, draw); }
@@ -55,19 +56,20 @@ struct ToBf16 {
 
 template <class D> FN u32 draw(const Word &w, u32 j) { return D::bits == 16 ? draw16(w, j) : draw32(w, j); }
 
-// Codes of WIDTH bits without gaps: four of them, or eight of 4 bits.
-template <int WIDTH, int QUADS> FN void put(void *y, const u32 (&quads)[QUADS][4]) {
-    const u32 (&c)[4] = quads[0];
+// Codes at the top of a word each, stored without gaps: four of them, or eight of 4 bits.
+template <int WIDTH, int QUADS> FN void put(void *y, const u32 (&c)[QUADS][4]) {
     if (WIDTH == 16) {
-        *(uint2 *)y = make_uint2(c[0] | c[1] << 16, c[2] | c[3] << 16);
+        *(uint2 *)y = make_uint2(__byte_perm(c[0][0], c[0][1], 0x7632), __byte_perm(c[0][2], c[0][3], 0x7632));
     } else if (WIDTH == 8) {
-        *(u32 *)y = c[0] | c[1] << 8 | c[2] << 16 | c[3] << 24;
-    } else if (WIDTH == 6) {
-        u32 w = c[0] | c[1] << 6 | c[2] << 12 | c[3] << 18;
-        ((u8 *)y)[0] = (u8)w, ((u8 *)y)[1] = (u8)(w >> 8), ((u8 *)y)[2] = (u8)(w >> 16);
+        *(u32 *)y = __byte_perm(__byte_perm(c[0][0], c[0][1], 0x73), __byte_perm(c[0][2], c[0][3], 0x73), 0x5410);
     } else {
-        const u32 (&d)[4] = quads[QUADS - 1];
-        *(u32 *)y = c[0] | c[1] << 4 | c[2] << 8 | c[3] << 12 | d[0] << 16 | d[1] << 20 | d[2] << 24 | d[3] << 28;
+        u32 w = 0;
+        UNROLL for (int i = 4 * QUADS - 1; i >= 0; i--) w = __funnelshift_l(c[i / 4][i % 4], w, WIDTH);
+        if (WIDTH == 6) {
+            ((u8 *)y)[0] = (u8)w, ((u8 *)y)[1] = (u8)(w >> 8), ((u8 *)y)[2] = (u8)(w >> 16);
+        } else {
+            *(u32 *)y = w;
+        }
     }
 }
 
@@ -83,10 +85,7 @@ template <class S, class R, class D, int WIDTH> FN void cast(const Cast &c) {
     if (c.vector && c.n - tile >= THREADS * EACH) {
         left = 0;
         u32 x[runs][quads][S::bytes];
-        UNROLL for (int r = 0; r < runs; r++) {
-            UNROLL for (int q = 0; q < quads; q++)
-                load(x[r][q], (const char *)c.x + (first + r * stride + q * 4) * S::bytes);
-        }
+        UNROLL for (int r = 0; r < runs; r++) load(x[r], (const char *)c.x + (first + r * stride) * S::bytes);
         UNROLL for (int r = 0; r < runs; r++) {
             u64 at = first + r * stride;
             u32 codes[quads][4];
@@ -143,10 +142,10 @@ template <class S, class R, class D, int WIDTH> FN void cast(const Cast &c) {
 // cast_<source>_<width or bf16>_<rounding>, and for targets that `codes_plain` serves <width><s or u><fraction bits>.
 #define SOURCE(name, S)                                                                                                \
     ROUNDINGS(name##_bf16, S, ToBf16, Draws16, 16)                                                                     \
-    ROUNDINGS(name##_16, S, Any, Draws32, 16)                                                                          \
-    ROUNDINGS(name##_8, S, Any, Draws32, 8)                                                                            \
-    ROUNDINGS(name##_6, S, Any, Draws32, 6)                                                                            \
-    ROUNDINGS(name##_4, S, Any, Draws32, 4)
+    ROUNDINGS(name##_16, S, Any<16>, Draws32, 16)                                                                          \
+    ROUNDINGS(name##_8, S, Any<8>, Draws32, 8)                                                                            \
+    ROUNDINGS(name##_6, S, Any<6>, Draws32, 6)                                                                            \
+    ROUNDINGS(name##_4, S, Any<4>, Draws32, 4)
 
 typedef Signed<16, 10> Signed16m10;
 typedef Signed<8, 3> Signed8m3;
@@ -154,17 +153,20 @@ typedef Signed<8, 2> Signed8m2;
 typedef Signed<6, 2> Signed6m2;
 typedef Signed<6, 3> Signed6m3;
 typedef Signed<4, 1> Signed4m1;
+typedef Unsigned<8, 3> Unsigned8m3;
+typedef Unsigned<8, 4> Unsigned8m4;
+typedef Unsigned<4, 2> Unsigned4m2;
 
 #define PLAIN(name, S)                                                                                                 \
     ROUNDINGS(name##_16s10, S, Signed16m10, Draws32, 16)                                                               \
     ROUNDINGS(name##_8s3, S, Signed8m3, Draws32, 8)                                                                    \
     ROUNDINGS(name##_8s2, S, Signed8m2, Draws32, 8)                                                                    \
-    ROUNDINGS(name##_8u3, S, Unsigned<3>, Draws32, 8)                                                                  \
-    ROUNDINGS(name##_8u4, S, Unsigned<4>, Draws32, 8)                                                                  \
+    ROUNDINGS(name##_8u3, S, Unsigned8m3, Draws32, 8)                                                                  \
+    ROUNDINGS(name##_8u4, S, Unsigned8m4, Draws32, 8)                                                                  \
     ROUNDINGS(name##_6s2, S, Signed6m2, Draws32, 6)                                                                    \
     ROUNDINGS(name##_6s3, S, Signed6m3, Draws32, 6)                                                                    \
     ROUNDINGS(name##_4s1, S, Signed4m1, Draws32, 4)                                                                    \
-    ROUNDINGS(name##_4u2, S, Unsigned<2>, Draws32, 4)
+    ROUNDINGS(name##_4u2, S, Unsigned4m2, Draws32, 4)
 
 #if defined(SOURCE_F32)
 SOURCE(cast_f32, F32)

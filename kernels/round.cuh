@@ -16,11 +16,20 @@ struct Target {
     u32 nan;
     u32 nan_sign; // whether NaN has a sign
     u32 payload;  // mask of the NaN payload that is kept
-    u32 hidden;   // the hidden bit of an f32
+    u32 unit;     // f32 bits of what takes the smallest normal value to that of f32, 2^(1 - min_exponent)
 };
 
 #define F32_INFINITY 0x7F800000u
 #define CANONICAL_NAN 0x7FC00000u
+
+// |x| in units where the target's subnormals are those of f32: then every value has its code above 23 - P dropped bits, and
+// noise of as many bits, the top ones of `r`, is added to them. Subnormals lose what lies below them, and `r` its low bits:
+// together less than two units, so that only a sum of ones throughout is in doubt.
+template <int P> FN u32 scaled_sum(const Target &t, float x, u32 r, u32 &doubt) {
+    u32 sum = bits_of(product_down(fabsf(x), float_of(t.unit))) + (r >> (9 + P));
+    doubt |= sum ^ (sum + 1);
+    return sum;
+}
 
 // How a value between two neighbours picks one.
 struct NearestEven {
@@ -29,22 +38,30 @@ struct NearestEven {
     FN_MEMBER bool up(u32 r, u32 frac, u32 tiny, u32 odd) { return frac + odd > 1u << 31; }
     // What is added to the bits of an f32 so that a carry out of the low 16 is "up".
     FN_MEMBER u32 addend(u32 r, u32 odd) { return 0x7FFF + odd; }
-    // What is added to a significand so that a carry out of its low `shift` bits, at most 31, is "up".
-    FN_MEMBER u32 below(u32 r, u32 significand, u32 shift) {
-        return (1u << ((shift - 1) & 31)) - 1 + ((significand >> (shift & 31)) & 1);
+    // |x| in units where the target's subnormals are those of f32, on the target's grid.
+    template <int P> FN_MEMBER u32 scaled(const Target &t, float x, u32 r, u32 &doubt) {
+        // 2^(23 - P) times the power of two below |x| has the grid of |x| as its ulp, and so has its sum with |x|.
+        u32 above = bits_of(x) & F32_INFINITY;
+        u32 start = t.min_exponent << 23;
+        float power = float_of(above > start ? above : start) * (float)(1 << (23 - P));
+        return bits_of(((fabsf(x) + power) - power) * float_of(t.unit));
     }
 };
 struct Draws16 {
     static const int bits = 16;
     FN_MEMBER bool up(u32 r, u32 frac, u32 tiny, u32 odd) { return (r ^ 0xFFFF) < ((frac >> 15 | tiny >> 16) + 1) >> 1; }
     FN_MEMBER u32 addend(u32 r, u32 odd) { return r; }
-    FN_MEMBER u32 below(u32 r, u32 significand, u32 shift) { return high_shift(r << 16 | 0x8000, shift); }
+    template <int P> FN_MEMBER u32 scaled(const Target &t, float x, u32 r, u32 &doubt) {
+        return scaled_sum<P>(t, x, r << 16 | 0x8000, doubt);
+    }
 };
 struct Draws32 {
     static const int bits = 32;
     FN_MEMBER bool up(u32 r, u32 frac, u32 tiny, u32 odd) { return ~r < (frac | (tiny + 1) >> 1); }
     FN_MEMBER u32 addend(u32 r, u32 odd) { return r >> 16; }
-    FN_MEMBER u32 below(u32 r, u32 significand, u32 shift) { return high_shift(r, shift); }
+    template <int P> FN_MEMBER u32 scaled(const Target &t, float x, u32 r, u32 &doubt) {
+        return scaled_sum<P>(t, x, r, doubt);
+    }
 };
 
 // Shifts of which a count of 32 or more leaves nothing.
@@ -82,39 +99,16 @@ template <class D> FN u32 code(const Target &t, u32 bits, u32 draw) {
     return magnitude > F32_INFINITY ? nan : result;
 }
 
-// Codes, without sign, of four elements for a target with a zero, P > 0 fraction bits, and a normal range that begins at
-// 2^-103 or above and ends below that of f32. A draw as wide as the dropped bits is added below the significand and the sum
-// cut, which is the rule of `code`; the few elements that drop more than 31 bits are decided by `up` itself. False, and no
-// codes, where an element is too large or not finite: `code` is for those.
+// Codes, without sign and with 23 - P dropped bits still below them, of four elements for a target with a zero, P > 0 fraction
+// bits and negatives that become 0, if it is unsigned. False, and no codes, where an element is too large or not finite, or
+// its decision in doubt: `code` is for those.
 template <class D, int P> FN bool codes_plain(const Target &t, const u32 (&bits)[4], const u32 (&draw)[4], u32 (&result)[4]) {
-    u32 most_dropped = 0, room = 0;
-    u32 start = t.min_exponent << 23;
-    u32 offset = t.min_exponent << P;
-    u32 end = t.max_code + offset;
-    u32 hidden = t.hidden; // a constant that is not one, so that it sits in a register and one instruction does both masks
-    u32 shift[4], significand[4];
+    u32 doubt = 0, largest = 0;
     UNROLL for (int i = 0; i < 4; i++) {
-        u32 exponent = bits[i] & F32_INFINITY;
-        u32 above = exponent > start ? exponent : start;
-        shift[i] = 23 - P + ((above - exponent) >> 23);
-        significand[i] = (bits[i] & 0x007FFFFF) | hidden;
-        u32 sum = significand[i] + D::below(draw[i], significand[i], shift[i]);
-        u32 code = (above >> (23 - P)) + (sum >> (shift[i] & 31));
-        most_dropped |= shift[i];
-        room |= end - code;
-        result[i] = code - offset;
+        result[i] = D::template scaled<P>(t, float_of(bits[i]), draw[i], doubt);
+        largest = largest > result[i] ? largest : result[i];
     }
-    if (most_dropped > 31) {
-        UNROLL for (int i = 0; i < 4; i++) {
-            u32 frac = shift[i] == 32 ? significand[i] : 0;
-            u32 tiny = shift_right(significand[i], shift[i] - 33);
-            if (shift[i] > 31) result[i] = D::up(draw[i], frac, tiny, 0);
-        }
-        // Their codes, wrongly cut, may have looked too large.
-        room = 0;
-        UNROLL for (int i = 0; i < 4; i++) room |= t.max_code - result[i];
-    }
-    return room >> 31 == 0;
+    return doubt >> (23 - P) == 0 && largest < (t.max_code + 1) << (23 - P);
 }
 
 // BF16, unscaled: at every exponent the dropped bits are the low 16 of the word.
@@ -129,7 +123,7 @@ template <class D> FN u32 code_bf16(u32 beyond, u32 bits, u32 draw) {
 
 // FP16 with infinities, as a step stores it.
 template <class D> FN u32 code_fp16(u32 bits, u32 draw) {
-    const Target fp16 = {10, 13, 113, 0x7BFF, 0x7C00, 15, 0, 0, 0, 0x7E00, 1, 0x3FF, 0x00800000};
+    const Target fp16 = {10, 13, 113, 0x7BFF, 0x7C00, 15, 0, 0, 0, 0x7E00, 1, 0x3FF, 0x07800000};
     return code<D>(fp16, bits, draw);
 }
 

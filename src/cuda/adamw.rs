@@ -248,6 +248,8 @@ impl AdamW {
             key(self.states, Role::FirstMoment),
             key(self.states, Role::SecondMoment),
         ];
+        // Elements of a run, which a thread reads at once.
+        let run = if params_type.bytes() + grads_type.bytes() + moment_size == 6 { 8 } else { 4 };
         for piece in pieces(0, n, 2) {
             let [p, g] = [(params, params_type), (grads, grads_type)].map(|(at, of)| at + piece.start * of.bytes());
             let [m, v] = [m, v].map(|at| at + piece.start * moment_size);
@@ -259,10 +261,11 @@ impl AdamW {
                 n: piece.len,
                 group: piece.group,
                 skip: piece.skip,
-                vector: (piece.skip == 0
-                    && p.is_multiple_of(4 * params_type.bytes())
-                    && g.is_multiple_of(4 * grads_type.bytes())
-                    && [m, v].iter().all(|at| at.is_multiple_of(4 * moment_size)))
+                vector: (quick(scalars)
+                    && piece.skip == 0
+                    && p.is_multiple_of(run * params_type.bytes())
+                    && g.is_multiple_of(run * grads_type.bytes())
+                    && [m, v].iter().all(|at| at.is_multiple_of(run * moment_size)))
                 .into(),
                 keys: draws.map(|draw| keys(draw, piece.high)),
                 scalars: *scalars,
@@ -272,6 +275,14 @@ impl AdamW {
         }
         Ok(())
     }
+}
+
+/// Whether these scalars are in the range of the kernels' shorter arithmetic.
+fn quick(scalars: &Scalars) -> bool {
+    let range = 2f32.powi(-60)..2f32.powi(60);
+    range.contains(&scalars.eps)
+        && range.contains(&scalars.root_correction)
+        && (scalars.minus_step == 0.0 || range.contains(&scalars.minus_step.abs()))
 }
 
 fn supported(argument: &'static str, rounding: Rounding) -> Result<(), CudaError> {

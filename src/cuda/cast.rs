@@ -221,11 +221,13 @@ impl Gpu {
                 return Err(unsupported("draw", "packed codes over 2^32 groups start at a multiple of 8"));
             }
             let (x, y) = (x + piece.start * size, y + piece.start * u64::from(width) / 8);
-            // A thread reads four elements at a time and writes four codes, or eight of 4 bits; 6-bit codes go byte by byte.
-            let store = match width {
-                16 => 8,
-                6 => 1,
-                _ => 4,
+            // A thread reads four elements and writes four codes, or eight of 4 bits, up to 16 bytes at a time; 6-bit codes go
+            // byte by byte.
+            let (load, store) = match width {
+                16 => (4 * size, 8),
+                6 => (4 * size, 1),
+                4 => (16, 4),
+                _ => (4 * size, 4),
             };
             let arguments = CastArguments {
                 x,
@@ -233,7 +235,7 @@ impl Gpu {
                 n: piece.len,
                 group: piece.group,
                 skip: piece.skip,
-                vector: (piece.skip == 0 && x.is_multiple_of(4 * size) && y.is_multiple_of(store)).into(),
+                vector: (piece.skip == 0 && x.is_multiple_of(load) && y.is_multiple_of(store)).into(),
                 keys: keys(draw, piece.high),
                 target,
             };

@@ -236,8 +236,8 @@ macro_rules! lanes {
             nan: $word,
             nan_sign: $word,
             payload: $word,
-            /// The hidden bit, for the kernels.
-            hidden: $word,
+            /// 2^(1 - min_exponent), which takes the smallest normal value to that of the source, or 0; for the kernels.
+            unit: $word,
         }
 
         impl<const PLAIN: bool> $target<PLAIN> {
@@ -278,7 +278,13 @@ macro_rules! lanes {
                     nan: nan as $word,
                     nan_sign: (format.has_nan() && format.is_signed()) as $word,
                     payload: if format.keeps_payload() { (1 << p) - 1 } else { 0 },
-                    hidden: 1 << $fraction,
+                    unit: if min_exponent <= $bias {
+                        ($bias + 1 - min_exponent) << $fraction
+                    } else if min_exponent <= $bias + $fraction {
+                        1 << ($bias + $fraction - min_exponent)
+                    } else {
+                        0
+                    },
                 })
             }
         }
@@ -372,11 +378,9 @@ impl Word for u64 {
 
 #[cfg(feature = "cuda")]
 impl Target32<false> {
-    /// Whether the kernels' shorter steps serve this target: it has a zero and a fraction bit, is far above the subnormals
-    /// of f32, ends below its infinity, and negatives become 0 if it is unsigned.
+    /// Whether the kernels' shorter steps serve this target: it has a zero and a fraction bit, its unit is an f32, and
+    /// negatives become 0 if it is unsigned.
     pub(crate) fn is_plain_on_gpu(&self, format: Format) -> bool {
-        let end = self.max_code + (self.min_exponent << self.fraction_bits);
-        let in_range = self.min_exponent >= 24 && end < 255 << self.fraction_bits;
-        in_range && format.has_zero() && self.fraction_bits >= 1 && self.negative == 0
+        self.unit > 0 && format.has_zero() && self.fraction_bits >= 1 && self.negative == 0
     }
 }
