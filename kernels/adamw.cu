@@ -1,17 +1,16 @@
 // One step of AdamW: reads p, g, m, v once and writes p, m, v once.
 //
-// Each thread steps EACH elements in place: two quads of consecutive elements, THREADS quads apart, so that every access of
-// a warp is contiguous; or, where all is 16 bits wide, eight consecutive elements, for accesses of 16 bytes. Bytes an element: 2 (p) + 1 (g) + 2 + 2 (m, v) times their widths: 28 in f32 throughout, 20 with f32
-// p and g and BF16 moments, 14 in BF16 throughout. The four arrays must not overlap. A launch covers elements whose groups
-// share a high half, so that one set of keys serves it; the host cuts longer ones. With `vector` set all four are aligned to
-// a run (four or eight elements), element 0 starts a group, and the quick arithmetic serves the scalars; else, in the last block, and where a run needs it, elements are taken one by one. Any n, any grid of
-// blocks of THREADS threads that covers it with EACH elements a thread.
+// Each thread steps quads of consecutive elements in place: one where parameters are f32, and two, THREADS quads apart, where
+// they are 16 bits wide. Every access of a warp is contiguous. Bytes an element: 2 (p) + 1 (g) + 2 + 2 (m, v) times their
+// widths: 28 in f32 throughout, 20 with f32 p and g and BF16 moments, 14 in BF16 throughout. The four arrays must not overlap.
+// A launch covers elements whose groups share a high half, so that one set of keys serves it; the host cuts longer ones. With
+// `vector` set all four are aligned to four elements and element 0 starts a group; else, in the last block, and where a quad
+// needs it, elements are taken one by one. Any n, any grid of blocks of THREADS threads that covers it.
 #include "adamw.cuh"
 #include "memory.cuh"
 #include "random.cuh"
 
 #define THREADS 128
-#define EACH 8
 
 struct Step {
     void *p;
@@ -21,7 +20,7 @@ struct Step {
     u64 n;
     u32 group;  // low half of the group of element 0
     u32 skip;   // draws of that group before element 0
-    u32 vector; // whether memory is aligned, skip is 0 and scalars are in range of the quick arithmetic
+    u32 vector; // whether memory is aligned and skip is 0
     Keys keys_p, keys_m, keys_v;
     Scalars scalars;
 };
@@ -46,8 +45,7 @@ template <class D> struct Stored<FP16, D> {
     FN_MEMBER u32 finite(u32 bits, u32 draw) { return code_fp16<D>(bits, draw); }
 };
 
-// One quad: four elements whose draws are the words of one group. False, and nothing new, where a value is out of range of
-// the quick arithmetic, NaN for one.
+// One quad: four elements whose draws are the words of one group. False, and nothing new, where a value may be NaN.
 template <class P, class G, class M, class SP, class SM> FN bool quad(const Step &s, u64 at, u32 (&p)[P::bytes],
     const u32 (&g)[G::bytes], u32 (&m)[M::bytes], u32 (&v)[M::bytes]) {
     u32 group = s.group + (u32)(at / 4);
@@ -55,12 +53,15 @@ template <class P, class G, class M, class SP, class SM> FN bool quad(const Step
     if (SP::draws) wp = word(s.keys_p, group);
     if (SM::draws) wm = word(s.keys_m, group), wv = word(s.keys_v, group);
     Element e[4];
-    Range range = fresh();
+    float poison = 0;
     UNROLL for (int i = 0; i < 4; i++) {
-        e[i] = adamw_quick(s.scalars, float_of(P::widen(element<P>(p, i))), float_of(G::widen(element<G>(g, i))),
-                           float_of(M::widen(element<M>(m, i))), float_of(M::widen(element<M>(v, i))), range);
+        e[i] = adamw(s.scalars, float_of(P::widen(element<P>(p, i))), float_of(G::widen(element<G>(g, i))),
+                     float_of(M::widen(element<M>(m, i))), float_of(M::widen(element<M>(v, i))));
+        // NaN if p or v is NaN or infinite; a first moment that is one of the two makes p one of the two.
+        poison = fmaf(e[i].p, 0.0f, poison);
+        poison = fmaf(e[i].v, 0.0f, poison);
     }
-    if (!in_range(range)) return false;
+    if (poison != 0.0f) return false;
     UNROLL for (int i = 0; i < 4; i++) {
         replace<P>(p, i, SP::finite(bits_of(e[i].p), draw16(wp, i)));
         replace<M>(m, i, SM::finite(bits_of(e[i].m), draw16(wm, i)));
@@ -70,40 +71,36 @@ template <class P, class G, class M, class SP, class SM> FN bool quad(const Step
 }
 
 template <class P, class G, class M, class SP, class SM> FN void step(const Step &s) {
-    const int quads = P::bytes + G::bytes + M::bytes == 6 ? 2 : 1; // in a run
-    const int runs = EACH / (4 * quads);
-    const u64 tile = (u64)blockIdx.x * (THREADS * EACH);
-    const u64 first = tile + threadIdx.x * (4 * quads);
-    const u64 stride = THREADS * 4 * quads;
-    u32 left = (1u << runs) - 1; // runs to be taken element by element
-    if (s.vector && s.n - tile >= THREADS * EACH) {
+    const int quads = P::bytes == 4 ? 1 : 2;
+    const int each = THREADS * 4 * quads; // to a block
+    const u64 tile = (u64)blockIdx.x * each;
+    const u64 first = tile + threadIdx.x * 4;
+    u32 left = (1u << quads) - 1; // quads to be taken element by element
+    if (s.vector && s.n - tile >= each) {
         left = 0;
-        u32 p[runs][quads][P::bytes], g[runs][quads][G::bytes], m[runs][quads][M::bytes], v[runs][quads][M::bytes];
-        UNROLL for (int r = 0; r < runs; r++) {
-            u64 at = first + r * stride;
-            load(p[r], (const char *)s.p + at * P::bytes);
-            load(g[r], (const char *)s.g + at * G::bytes);
-            load(m[r], (const char *)s.m + at * M::bytes);
-            load(v[r], (const char *)s.v + at * M::bytes);
+        u32 p[quads][P::bytes], g[quads][G::bytes], m[quads][M::bytes], v[quads][M::bytes];
+        UNROLL for (int q = 0; q < quads; q++) {
+            u64 at = first + q * (THREADS * 4);
+            load<P::bytes>(p[q], (const char *)s.p + at * P::bytes);
+            load<G::bytes>(g[q], (const char *)s.g + at * G::bytes);
+            load<M::bytes>(m[q], (const char *)s.m + at * M::bytes);
+            load<M::bytes>(v[q], (const char *)s.v + at * M::bytes);
         }
-        UNROLL for (int r = 0; r < runs; r++) {
-            u64 at = first + r * stride;
-            bool done = true;
-            UNROLL for (int q = 0; q < quads; q++)
-                done &= quad<P, G, M, SP, SM>(s, at + q * 4, p[r][q], g[r][q], m[r][q], v[r][q]);
-            if (done) {
-                store((char *)s.p + at * P::bytes, p[r]);
-                store((char *)s.m + at * M::bytes, m[r]);
-                store((char *)s.v + at * M::bytes, v[r]);
+        UNROLL for (int q = 0; q < quads; q++) {
+            u64 at = first + q * (THREADS * 4);
+            if (quad<P, G, M, SP, SM>(s, at, p[q], g[q], m[q], v[q])) {
+                store<P::bytes>((char *)s.p + at * P::bytes, p[q]);
+                store<M::bytes>((char *)s.m + at * M::bytes, m[q]);
+                store<M::bytes>((char *)s.v + at * M::bytes, v[q]);
             } else {
-                left |= 1u << r;
+                left |= 1u << q;
             }
         }
     }
 #pragma unroll 1
-    for (u64 at = first; left; left >>= 1, at += stride) {
+    for (u64 at = first; left; left >>= 1, at += THREADS * 4) {
         if (at >= s.n || (left & 1) == 0) continue;
-        u64 end = s.n - at < 4 * quads ? s.n : at + 4 * quads;
+        u64 end = s.n - at < 4 ? s.n : at + 4;
 #pragma unroll 1
         for (u64 i = at; i < end; i++) {
             typename P::Memory *p = (typename P::Memory *)s.p + i;
@@ -121,7 +118,7 @@ template <class P, class G, class M, class SP, class SM> FN void step(const Step
 }
 
 #define ENTRY(name, P, DP, G, M, DM)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(THREADS, 9) name(const __grid_constant__ Step s) {                    \
+    extern "C" __global__ void __launch_bounds__(THREADS) name(const __grid_constant__ Step s) {                       \
         step<P, G, M, Stored<P, DP>, Stored<M, DM>>(s);                                                                \
     }
 

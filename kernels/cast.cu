@@ -85,7 +85,7 @@ template <class S, class R, class D, int WIDTH> FN void cast(const Cast &c) {
     if (c.vector && c.n - tile >= THREADS * EACH) {
         left = 0;
         u32 x[runs][quads][S::bytes];
-        UNROLL for (int r = 0; r < runs; r++) load(x[r], (const char *)c.x + (first + r * stride) * S::bytes);
+        UNROLL for (int r = 0; r < runs; r++) load<quads * S::bytes>(x[r][0], (const char *)c.x + (first + r * stride) * S::bytes);
         UNROLL for (int r = 0; r < runs; r++) {
             u64 at = first + r * stride;
             u32 codes[quads][4];

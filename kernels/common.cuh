@@ -4,8 +4,7 @@
 // same functions compile as plain C++ (with -ffp-contract=off), which is how they are tested without a GPU.
 #pragma once
 
-// `high_product` is the high half of a * b, `product_down` is a * b rounded toward zero. `near_reciprocal` and
-// `near_reciprocal_root` are 1/x and 1/sqrt(x) of normal x > 0 to three ulp; their bits may differ from machine to machine.
+// `high_product` is the high half of a * b, `product_down` is a * b rounded toward zero.
 #ifdef __CUDACC__
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -18,8 +17,6 @@ FN float float_of(u32 bits) { return __uint_as_float(bits); }
 FN u32 bits_of(float x) { return __float_as_uint(x); }
 FN u32 high_product(u32 a, u32 b) { return __umulhi(a, b); }
 FN float product_down(float a, float b) { return __fmul_rz(a, b); }
-FN float near_reciprocal(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-FN float near_reciprocal_root(float x) { float y; asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 #else
 #include <cmath>
 #include <cstdlib>
@@ -41,7 +38,4 @@ FN float product_down(float a, float b) {
     float near = (float)exact;
     return std::fabs((double)near) > std::fabs(exact) ? float_of(bits_of(near) - 1) : near;
 }
-static int seed_error = 0; // ulp
-FN float near_reciprocal(float x) { return float_of(bits_of(1 / x) + seed_error); }
-FN float near_reciprocal_root(float x) { return float_of(bits_of((float)(1 / std::sqrt((double)x))) + seed_error); }
 #endif

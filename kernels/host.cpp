@@ -8,11 +8,7 @@
 //                                                       codes: the code of each by `code`; then, if fraction bits is not 0,
 //                                                       whether each four of them were done by `codes_plain`, and its codes
 //   2, decision, beyond, n, (bits, draw) n times        codes by `code_bf16`, then by `code_fp16`
-//   3, scalars (10), n, (p, g, m, v) n times            p, m, v of `adamw`, canonical; then whether `adamw_quick` was in range,
-//                                                       and its p, m, v
-//   5, n, (a, b) n times                                how often `root` was wrong, of all x of two binades and seven seeds; then
-//                                                       whether each `quotient` was in range, and its value, for each of seven
-//                                                       seeds
+//   3, scalars (10), n, (p, g, m, v) n times            p, m, v of `adamw`, canonical
 //   4, n, codes (n)                                     widened from BF16, then from FP16
 // A decision is 0 (nearest), 16 or 32 (stochastic with so many bits).
 #include <cstdio>
@@ -91,33 +87,11 @@ int main() {
     }
     case 3: {
         Scalars s = read<Scalars>();
-        std::vector<u32> quick;
         for (u32 n = next(); n > 0; n--) {
             float p = read<float>(), g = read<float>(), m = read<float>(), v = read<float>();
             Element e = adamw(s, p, g, m, v);
             out.push_back(canonical(e.p)), out.push_back(canonical(e.m)), out.push_back(canonical(e.v));
-            Range range = fresh();
-            e = adamw_quick(s, p, g, m, v, range);
-            quick.insert(quick.end(), {(u32)in_range(range), bits_of(e.p), bits_of(e.m), bits_of(e.v)});
         }
-        out.insert(out.end(), quick.begin(), quick.end());
-        break;
-    }
-    case 5: {
-        u32 wrong_roots = 0;
-        std::vector<float> pairs(2 * (size_t)next());
-        for (float &x : pairs) x = read<float>();
-        std::vector<u32> quotients;
-        for (seed_error = -3; seed_error <= 3; seed_error++) {
-            for (u32 x = bits_of(1); x < bits_of(4); x++) wrong_roots += root(float_of(x)) != sqrtf(float_of(x));
-            for (size_t i = 0; i < pairs.size(); i += 2) {
-                Range range = fresh();
-                u32 q = bits_of(quotient(pairs[i], pairs[i + 1], range));
-                quotients.insert(quotients.end(), {(u32)in_range(range), q});
-            }
-        }
-        out.push_back(wrong_roots);
-        out.insert(out.end(), quotients.begin(), quotients.end());
         break;
     }
     case 4: {

@@ -223,16 +223,15 @@ impl AdamW {
     /// # Safety
     /// As [`step_raw`](Self::step_raw), with moments at `m` and `v`.
     unsafe fn launch(&self, tensor: &StepMemory, m: u64, v: u64, scalars: &Scalars) -> Result<(), CudaError> {
-        const EACH: u32 = 8;
         let StepMemory { id, params, params_type, grads, grads_type, n } = *tensor;
         let rounded = |name: &str, rounding| match rounding {
             Rounding::Stochastic { .. } => format!("{name}s"),
             _ => format!("{name}n"),
         };
-        let (module, params_name) = match params_type {
-            ElementType::F32 => ("adamw_f32", "f32".into()),
-            ElementType::Bf16 => ("adamw_bf16", rounded("bf16", self.parameters)),
-            ElementType::Fp16 => ("adamw_fp16", rounded("fp16", self.parameters)),
+        let (module, params_name, each) = match params_type {
+            ElementType::F32 => ("adamw_f32", "f32".into(), 4),
+            ElementType::Bf16 => ("adamw_bf16", rounded("bf16", self.parameters), 8),
+            ElementType::Fp16 => ("adamw_fp16", rounded("fp16", self.parameters), 8),
         };
         let (moments_name, moment_size) = match self.format {
             StateFormat::F32 => ("f32".into(), 4),
@@ -248,8 +247,6 @@ impl AdamW {
             key(self.states, Role::FirstMoment),
             key(self.states, Role::SecondMoment),
         ];
-        // Elements of a run, which a thread reads at once.
-        let run = if params_type.bytes() + grads_type.bytes() + moment_size == 6 { 8 } else { 4 };
         for piece in pieces(0, n, 2) {
             let [p, g] = [(params, params_type), (grads, grads_type)].map(|(at, of)| at + piece.start * of.bytes());
             let [m, v] = [m, v].map(|at| at + piece.start * moment_size);
@@ -261,28 +258,19 @@ impl AdamW {
                 n: piece.len,
                 group: piece.group,
                 skip: piece.skip,
-                vector: (quick(scalars)
-                    && piece.skip == 0
-                    && p.is_multiple_of(run * params_type.bytes())
-                    && g.is_multiple_of(run * grads_type.bytes())
-                    && [m, v].iter().all(|at| at.is_multiple_of(run * moment_size)))
+                vector: (piece.skip == 0
+                    && p.is_multiple_of(4 * params_type.bytes())
+                    && g.is_multiple_of(4 * grads_type.bytes())
+                    && [m, v].iter().all(|at| at.is_multiple_of(4 * moment_size)))
                 .into(),
                 keys: draws.map(|draw| keys(draw, piece.high)),
                 scalars: *scalars,
             };
             // SAFETY: the kernel of this name steps memory of these types; memory is promised by the caller.
-            unsafe { launch(&self.gpu, module, &kernel, piece.len, EACH, &arguments) }?;
+            unsafe { launch(&self.gpu, module, &kernel, piece.len, each, &arguments) }?;
         }
         Ok(())
     }
-}
-
-/// Whether these scalars are in the range of the kernels' shorter arithmetic.
-fn quick(scalars: &Scalars) -> bool {
-    let range = 2f32.powi(-60)..2f32.powi(60);
-    range.contains(&scalars.eps)
-        && range.contains(&scalars.root_correction)
-        && (scalars.minus_step == 0.0 || range.contains(&scalars.minus_step.abs()))
 }
 
 fn supported(argument: &'static str, rounding: Rounding) -> Result<(), CudaError> {

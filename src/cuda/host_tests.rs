@@ -21,7 +21,7 @@ fn program() -> Option<&'static PathBuf> {
             let out = std::env::temp_dir().join(format!("halfulp-host-{}", std::process::id()));
             let source = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/host.cpp");
             let built = Command::new("g++")
-                .args(["-O2", "-mfma", "-std=c++17", "-ffp-contract=off", "-Wall", "-Werror", "-Wno-parentheses", "-o"])
+                .args(["-O2", "-std=c++17", "-ffp-contract=off", "-Wall", "-Werror", "-Wno-parentheses", "-o"])
                 .arg(&out)
                 .arg(source)
                 .status();
@@ -186,52 +186,13 @@ fn the_rule_is_the_rule() {
     for (i, word) in quadruples.iter_mut().take(4 * 10_000).enumerate() {
         *word = specials[i / 4 / 10usize.pow(i as u32 % 4) % 10];
     }
-    // A second moment is not negative. One element in two has exponents as training has them.
+    // A second moment is not negative.
     quadruples.iter_mut().skip(3).step_by(4).for_each(|v| *v &= 0x7FFF_FFFF);
-    for quadruple in quadruples.chunks_mut(8).skip(5000) {
-        quadruple[..4].iter_mut().for_each(|x| *x = *x & 0x87FF_FFFF | 0x3800_0000);
-    }
     let n = quadruples.len() / 4;
     let answer = ask(program, &[&[3][..], &scalar_words, &[n as u32], &quadruples].concat());
-    let (plain, quick) = answer.split_at(3 * n);
-    let mut in_range = 0;
-    for ((input, plain), quick) in quadruples.chunks(4).zip(plain.chunks(3)).zip(quick.chunks(4)) {
+    for (input, output) in quadruples.chunks(4).zip(answer.chunks(3)) {
         let [p, g, m, v] = [0, 1, 2, 3].map(|i| f32::from_bits(input[i]));
         let expected = scalars.step(p, g, m, v).map(|x| if x.is_nan() { 0x7FC0_0000 } else { x.to_bits() });
-        assert_eq!(plain, expected, "{input:#x?}");
-        if quick[0] == 1 {
-            in_range += 1;
-            assert_eq!(quick[1..], expected, "{input:#x?}");
-        }
+        assert_eq!(output, expected, "{input:#x?}");
     }
-    assert!(in_range > n / 2, "{in_range} of {n} in range");
-}
-
-/// The short root and quotient do not depend on the machine's approximations.
-#[test]
-fn roots_and_quotients_are_rounded_correctly() {
-    let Some(program) = program() else { return };
-    // Exponents of the range that the quotient states, zeros, and divisors just below a power of two, where it is hardest.
-    let pairs: Vec<u32> = words(1 << 23)
-        .chunks(2)
-        .enumerate()
-        .flat_map(|(i, pair)| {
-            let a = pair[0] & 0x807F_FFFF | (64 + (pair[0] >> 23) % 127) << 23;
-            let b = pair[1] & 0x007F_FFFF | (68 + (pair[1] >> 23) % 118) << 23;
-            [if i % 1024 == 0 { a & 1 << 31 } else { a }, if i % 2 == 0 { b | 0x007F_FFC0 } else { b }]
-        })
-        .collect();
-    let answer = ask(program, &[&[5, pairs.len() as u32 / 2][..], &pairs].concat());
-    assert_eq!(answer[0], 0, "wrong roots");
-    let mut in_range = 0;
-    for quotients in answer[1..].chunks(pairs.len()) {
-        for (pair, quotient) in pairs.chunks(2).zip(quotients.chunks(2)) {
-            let expected = f32::from_bits(pair[0]) / f32::from_bits(pair[1]);
-            if quotient[0] == 1 && expected.is_finite() {
-                assert_eq!(quotient[1], expected.to_bits(), "{pair:#x?}");
-                in_range += 1;
-            }
-        }
-    }
-    assert!(in_range > 7 * pairs.len() / 5, "{in_range}");
 }
