@@ -67,6 +67,8 @@ pub mod measure;
 pub mod optim;
 pub mod random;
 pub mod round;
+#[cfg(feature = "stall")]
+pub mod stall;
 mod threads;
 
 pub use cast::{decode, nearest_cast, sr_cast};
