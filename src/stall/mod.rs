@@ -6,10 +6,12 @@
 //! - [`State`]: a moment stored in any format with any scaling, for simulations and small trainings;
 //! - [`Comparison`]: counts, in the states of a real step, who stalled and who moved.
 
+mod gradients;
 mod meter;
 mod simulation;
 mod state;
 
+pub use gradients::{Law, Variances};
 pub use meter::{Comparison, MeterError, StallCounts, StateView};
-pub use simulation::{Checkpoint, Law, Report, Simulation, SimulationError, Start, Step, Update, Variances};
+pub use simulation::{Checkpoint, Report, Simulation, SimulationError, Start, Step, Update};
 pub use state::{Scaling, State, Storage};

@@ -1,53 +1,14 @@
 //! Moments fed with random gradients of a known law.
 
-use core::f64::consts::TAU;
 use core::ops::Range;
 
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{Rng, SeedableRng};
-
+use super::gradients::{Gradients, Law, Variances};
 use super::meter::{Comparison, StallCounts, StateView};
 use super::state::{Scaling, State, Storage};
 use crate::isa::{Isa, Kernel, at_level};
 use crate::optim::{AdamWConfig, Scalars, power};
 use crate::random::Role;
 use crate::threads::join;
-
-/// The law of a coordinate's gradients, for a coordinate of variance 1; those of others are scaled. One draw a step,
-/// independent of all others.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub enum Law {
-    /// The same value each step: the standard deviation.
-    Constant,
-    /// Normal with mean 0.
-    Gaussian,
-    /// Normal with mean 0, whose variance changes.
-    VarianceChange {
-        /// The last step at the old variance.
-        after: u64,
-        /// The new variance over the old one.
-        factor: f64,
-    },
-    /// Student's t with mean 0, scaled to variance 1: a heavy tail.
-    StudentT {
-        /// Degrees of freedom, above 2.
-        freedom: f64,
-    },
-}
-
-/// The variance of each coordinate's gradients.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub enum Variances {
-    /// The same for all.
-    Equal(f64),
-    /// Spread log-uniformly over the binade that begins here, so that a mean over coordinates is one over mantissas. The
-    /// places are those of a golden-ratio sequence: even for any number of coordinates.
-    Binade(f64),
-    /// These, in turn and again.
-    Listed(Vec<f64>),
-}
 
 /// Where a state starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,12 +100,32 @@ pub enum SimulationError {
         /// Why.
         reason: &'static str,
     },
+    /// Not as many values as a state has.
+    #[error("{argument}: expected {expected} elements, as the state has, got {got}")]
+    Length {
+        /// What has the wrong length.
+        argument: &'static str,
+        /// Elements of the state.
+        expected: usize,
+        /// What came.
+        got: usize,
+    },
     /// Nowhere to look, or not in order.
     #[error("checkpoints: expected one or more steps, each above the one before and the first above 0, got {got:?}")]
     Checkpoints {
         /// The first two that are out of order, or what there is.
         got: Vec<u64>,
     },
+}
+
+/// Whether an argument lies within its range.
+pub(super) fn within(
+    argument: &'static str,
+    expected: &'static str,
+    got: f64,
+    ok: bool,
+) -> Result<(), SimulationError> {
+    if ok { Ok(()) } else { Err(SimulationError::Argument { argument, expected, got }) }
 }
 
 /// The updates of a window in one direction: sums over its steps, averaged over coordinates, in units of a coordinate's
@@ -279,43 +260,15 @@ impl Simulation {
     /// The variance of the gradients of coordinate `i`, before any change; NaN of an empty list.
     #[must_use]
     pub fn variance(&self, i: usize) -> f64 {
-        match &self.variances {
-            Variances::Equal(variance) => *variance,
-            Variances::Binade(low) => {
-                // 2^64 over the golden ratio; from half a place on, so that no coordinate sits on the edge.
-                let place = (2 * i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15 >> 1);
-                low * libm::exp2(unit(place))
-            }
-            Variances::Listed(list) => list.get(i % list.len().max(1)).copied().unwrap_or(f64::NAN),
-        }
+        self.variances.of(i)
     }
 
     fn check(&self) -> Result<(), SimulationError> {
-        let within = |argument, expected, got: f64, ok: bool| {
-            if ok { Ok(()) } else { Err(SimulationError::Argument { argument, expected, got }) }
-        };
         self.storage.check(self.role)?;
         within("beta", "0 <= beta < 1", self.beta, (0.0..1.0).contains(&self.beta))?;
         within("coordinates", "1 or more", self.coordinates as f64, self.coordinates > 0)?;
-        let variance = |variance: f64| {
-            within("variances", "numbers from 1e-30 to 1e30", variance, (1e-30..=1e30).contains(&variance))
-        };
-        match &self.variances {
-            Variances::Equal(low) | Variances::Binade(low) => variance(*low)?,
-            Variances::Listed(list) => {
-                within("variances", "a list of 1 or more", 0.0, !list.is_empty())?;
-                list.iter().try_for_each(|&listed| variance(listed))?;
-            }
-        }
-        match self.law {
-            Law::VarianceChange { factor, .. } => {
-                within("factor", "a number from 1e-6 to 1e6", factor, (1e-6..=1e6).contains(&factor))?;
-            }
-            Law::StudentT { freedom } => {
-                within("freedom", "a finite number above 2", freedom, freedom > 2.0 && freedom.is_finite())?;
-            }
-            _ => {}
-        }
+        self.variances.check()?;
+        self.law.check()?;
         let before = [0].into_iter().chain(self.checkpoints.iter().copied());
         match before.zip(&self.checkpoints).find(|(before, step)| before >= step) {
             _ if self.checkpoints.is_empty() => Err(SimulationError::Checkpoints { got: Vec::new() }),
@@ -327,9 +280,6 @@ impl Simulation {
 
 /// Coordinates of a piece, or a few more to fill a block.
 const PIECE: usize = 256;
-/// Steps whose gradients are drawn at a time: even, for normals come in pairs.
-const TILE: u64 = 32;
-
 /// A checked simulation.
 struct Plan<'a> {
     simulation: &'a Simulation,
@@ -464,6 +414,7 @@ struct Piece<'a> {
 impl<'a> Piece<'a> {
     fn new(plan: &'a Plan<'a>, coordinates: Range<usize>) -> Self {
         let n = coordinates.len();
+        let &Simulation { law, ref variances, seed, .. } = plan.simulation;
         let units: Vec<f64> = coordinates.clone().map(|i| plan.unit_of(i)).collect();
         let state = plan.empty.clone().at(coordinates.start as u64);
         let exact = plan.exact(0);
@@ -474,7 +425,7 @@ impl<'a> Piece<'a> {
         Self {
             plan,
             units,
-            gradients: Gradients::new(plan.simulation, coordinates),
+            gradients: Gradients::new(law, variances, seed, coordinates),
             unrounded: vec![0.0; n],
             before: state.clone(),
             state,
@@ -491,7 +442,7 @@ impl<'a> Piece<'a> {
         let (stored, new) = (self.state.values(), &mut self.unrounded[..]);
         at_level(*isa, Accumulate { scalars, role: simulation.role, gradients, stored, new });
         core::mem::swap(&mut self.before, &mut self.state);
-        self.state.store(&self.unrounded, step);
+        self.state.store(&self.unrounded, step).expect("as many values as the state has");
     }
 
     fn count(&mut self) {
@@ -592,90 +543,4 @@ impl Kernel for Record<'_> {
             moved[i] |= new[i] != old[i];
         }
     }
-}
-
-/// The gradients of a run of coordinates, [`TILE`] steps at a time.
-struct Gradients {
-    law: Law,
-    deviations: Vec<f64>,
-    streams: Vec<ChaCha8Rng>,
-    /// Step by step.
-    tile: Vec<f32>,
-}
-
-impl Gradients {
-    fn new(simulation: &Simulation, coordinates: Range<usize>) -> Self {
-        let mut seed = [0; 32];
-        seed[..8].copy_from_slice(&simulation.seed.to_le_bytes());
-        let stream = |i| {
-            let mut stream = ChaCha8Rng::from_seed(seed);
-            stream.set_stream(i as u64);
-            stream
-        };
-        Self {
-            law: simulation.law,
-            deviations: coordinates.clone().map(|i| simulation.variance(i).sqrt()).collect(),
-            tile: vec![0.0; coordinates.len() * TILE as usize],
-            streams: coordinates.map(stream).collect(),
-        }
-    }
-
-    /// Makes the gradients of `step` at hand; steps come in order.
-    fn draw(&mut self, step: u64) {
-        if !(step - 1).is_multiple_of(TILE) {
-            return;
-        }
-        let n = self.streams.len();
-        for (i, (stream, deviation)) in self.streams.iter_mut().zip(&self.deviations).enumerate() {
-            for row in (0..TILE as usize).step_by(2) {
-                let pair = self.law.pair(stream);
-                for (row, draw) in (row..).zip(pair) {
-                    let factor = self.law.deviation(step + row as u64);
-                    self.tile[row * n + i] = (draw * factor * deviation) as f32;
-                }
-            }
-        }
-    }
-
-    fn row(&self, step: u64) -> &[f32] {
-        let n = self.streams.len();
-        &self.tile[((step - 1) % TILE) as usize * n..][..n]
-    }
-}
-
-impl Law {
-    /// Two draws of variance 1.
-    fn pair(self, stream: &mut ChaCha8Rng) -> [f64; 2] {
-        match self {
-            Self::Constant => [1.0; 2],
-            Self::Gaussian | Self::VarianceChange { .. } => {
-                let radius = (-2.0 * libm::log(positive_unit(stream))).sqrt();
-                let (sin, cos) = libm::sincos(TAU * unit(stream.next_u64()));
-                [radius * cos, radius * sin]
-            }
-            Self::StudentT { freedom } => [(); 2].map(|()| {
-                let radius = (libm::pow(positive_unit(stream), -2.0 / freedom) - 1.0).sqrt();
-                // The variance of Student's t is freedom / (freedom - 2).
-                (freedom - 2.0).sqrt() * radius * libm::cos(TAU * unit(stream.next_u64()))
-            }),
-        }
-    }
-
-    /// The standard deviation at a step.
-    fn deviation(self, step: u64) -> f64 {
-        match self {
-            Self::VarianceChange { after, factor } if step > after => factor.sqrt(),
-            _ => 1.0,
-        }
-    }
-}
-
-/// Uniform in [0, 1), from 53 of 64 bits.
-fn unit(bits: u64) -> f64 {
-    (bits >> 11) as f64 / (1u64 << 53) as f64
-}
-
-/// Uniform in (0, 1].
-fn positive_unit(stream: &mut ChaCha8Rng) -> f64 {
-    1.0 - unit(stream.next_u64())
 }

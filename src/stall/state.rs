@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::SimulationError;
 use super::meter::StateView;
+use super::simulation::{SimulationError, within};
 use crate::cast::Cast;
 use crate::format::{Format, power_of_two_scale};
 use crate::measure::amax;
@@ -91,10 +91,10 @@ impl Storage {
         if !matches!(self.rounding, Rounding::Nearest | Rounding::Stochastic { .. }) {
             return unsupported("rounding", "states are rounded to nearest or stochastically under stream 1");
         }
-        if self.scaling.block() == Some(0) {
-            return Err(SimulationError::Argument { argument: "block", expected: "1 element or more", got: 0.0 });
+        if self.format.is_none() && self.scaling != Scaling::Unscaled {
+            return unsupported("scaling", "values in f32 are not scaled");
         }
-        Ok(())
+        within("block", "1 element or more", 0.0, self.scaling.block() != Some(0))
     }
 }
 
@@ -107,7 +107,7 @@ impl Storage {
 /// use halfulp::{Format, random::Role, stall::{Scaling, State, Storage}};
 /// let storage = Storage::nearest(Format::E4M3).scaled(Scaling::PowerOfTwo { block: 2 });
 /// let mut v = State::zeroed(storage, Role::SecondMoment, 4)?;
-/// v.store(&[1.0, 1e-9, 0.3, 0.0], 1);
+/// v.store(&[1.0, 1e-9, 0.3, 0.0], 1)?;
 /// assert_eq!(v.values(), [1.0, 2f32.powi(-17), 0.3125, 0.0]);
 /// # Ok::<(), halfulp::stall::SimulationError>(())
 /// ```
@@ -129,8 +129,8 @@ impl State {
     /// second moments depend on it. Tensor 0, first element 0.
     ///
     /// # Errors
-    /// [`SimulationError::Unsupported`] for another role than the two moments, an unsigned format for a first moment, or
-    /// [`Rounding::SrStates`]; [`SimulationError::Argument`] for blocks of no elements.
+    /// [`SimulationError::Unsupported`] for another role than the two moments, an unsigned format for a first moment, scales in
+    /// f32, or [`Rounding::SrStates`]; [`SimulationError::Argument`] for blocks of no elements.
     pub fn zeroed(storage: Storage, role: Role, n: usize) -> Result<Self, SimulationError> {
         storage.check(role)?;
         let decoded =
@@ -176,51 +176,59 @@ impl State {
             Some(format) => StateView::codes(&self.codes, format),
         };
         match self.storage.scaling.block() {
-            Some(block) if self.storage.format.is_some() => view.scaled(&self.scales, block),
-            _ => view,
+            Some(block) => view.scaled(&self.scales, block),
+            None => view,
         }
     }
 
     /// Stores new values, rounded stochastically by the draws of this step.
     ///
-    /// # Panics
-    /// If there are not as many values as the state has.
-    pub fn store(&mut self, new: &[f32], step: u64) {
-        assert_eq!(new.len(), self.values.len(), "new: expected as many values as the state has");
-        let Some(format) = self.storage.format else {
-            self.values.copy_from_slice(new);
-            return;
-        };
-        let draw = match self.storage.rounding {
-            Rounding::Stochastic { seed } => Some(Draw::seeded(seed).step(step).tensor(self.tensor).role(self.role)),
-            _ => None,
-        };
-        let block = self.storage.scaling.block().unwrap_or(new.len()).max(1);
-        for (b, (new, codes)) in new.chunks(block).zip(self.codes.chunks_mut(block)).enumerate() {
-            let cast = match draw {
-                Some(draw) => Cast::stochastic(draw.at(self.first.wrapping_add((b * block) as u64))).draws_of_16_bits(),
-                None => Cast::nearest(),
+    /// # Errors
+    /// [`SimulationError::Length`] if there are not as many values as the state has; nothing is stored then.
+    pub fn store(&mut self, new: &[f32], step: u64) -> Result<(), SimulationError> {
+        let (expected, got) = (self.values.len(), new.len());
+        if expected != got {
+            return Err(SimulationError::Length { argument: "new", expected, got });
+        }
+        match self.storage.format {
+            None => self.values.copy_from_slice(new),
+            Some(format) => self.encode(new, format, step),
+        }
+        self.decode();
+        Ok(())
+    }
+
+    fn encode(&mut self, new: &[f32], format: Format, step: u64) {
+        let Self { storage, role, tensor, first, ref mut codes, ref mut scales, .. } = *self;
+        let block = storage.scaling.block().unwrap_or(new.len()).max(1);
+        let floor = role == Role::SecondMoment && storage.scaling != Scaling::Unscaled && format.has_zero();
+        for (b, (new, codes)) in new.chunks(block).zip(codes.chunks_mut(block)).enumerate() {
+            let cast = match storage.rounding {
+                Rounding::Stochastic { seed } => {
+                    let draw = Draw::seeded(seed).step(step).tensor(tensor).role(role);
+                    Cast::stochastic(draw.at(first.wrapping_add((b * block) as u64))).draws_of_16_bits()
+                }
+                _ => Cast::nearest(),
             };
-            let stored = match self.storage.scaling {
+            let stored = match storage.scaling {
                 Scaling::Unscaled => cast.into_codes(new, format, codes),
                 Scaling::PowerOfTwo { .. } => {
                     let k = power_of_two_scale(format, amax(new));
-                    self.scales[b] = power_of_two(k);
+                    scales[b] = power_of_two(k);
                     cast.scale(k).into_codes(new, format, codes)
                 }
                 Scaling::Amax { .. } => {
                     let scale = amax_scale(format, amax(new));
-                    self.scales[b] = scale;
+                    scales[b] = scale;
                     let quotients: Vec<f64> = new.iter().map(|&x| f64::from(x) / f64::from(scale)).collect();
                     cast.into_codes(&quotients, format, codes)
                 }
             };
             stored.expect("as many codes as values, and no NaN is refused");
-            if self.role == Role::SecondMoment && self.storage.scaling != Scaling::Unscaled && format.has_zero() {
+            if floor {
                 keep_positive(new, codes);
             }
         }
-        self.decode();
     }
 
     /// The same state with other elements, stored to nearest.
@@ -230,7 +238,7 @@ impl State {
         self.codes.resize(if self.storage.format.is_some() { n } else { 0 }, 0);
         self.scales.resize(self.storage.scaling.block().map_or(0, |block| n.div_ceil(block)), 1.0);
         self.storage.rounding = Rounding::Nearest;
-        self.store(values, 0);
+        self.store(values, 0).expect("resized to as many");
         self.storage.rounding = rounding;
         self
     }
