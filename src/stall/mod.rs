@@ -32,14 +32,23 @@
 //! decay are those of K. Topollai and A. Choromanska, "Understanding Quantization of Optimizer States in LLM Pre-training",
 //! arXiv:2603.16731. The probability of stochastic rounding in closed form, averages over the mantissa, both tails for
 //! `rho < 1` and the law of the noise are derived here.
+//!
+//! Beside the model: [`Simulation`] feeds moments with random gradients of a known law, [`State`] is a moment stored in any
+//! format with any scaling, and [`Comparison`] counts, in the states of a real step, who stalled and who moved.
 
 mod error;
+mod gradients;
+mod meter;
 mod noise;
 mod probability;
 mod quadrature;
 mod reset;
+mod simulation;
+mod state;
 
 pub use error::StallError;
+pub use gradients::{Law, Variances};
+pub use meter::{Comparison, MeterError, StallCounts, StateView};
 pub use noise::{Noise, noise};
 pub use probability::{
     EffectiveDecay, Probability, average_probability, effective_decay, probability, probability_at_mantissa,
@@ -49,3 +58,5 @@ pub use reset::{
     AdaptiveReset, RESET_THRESHOLD, reset_period, reset_period_with_threshold, startup_window,
     startup_window_with_floor,
 };
+pub use simulation::{Checkpoint, Report, Simulation, SimulationError, Start, Step, Update};
+pub use state::{Scaling, State, Storage};
