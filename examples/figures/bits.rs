@@ -132,5 +132,5 @@ fn draw() -> Result<Drawing, Error> {
     panel.words((LEFT + 32.0, 3.75), words, STOCHASTIC, Words::ending());
     addition(&mut panel, 5.0, element(true), &mut table);
     addition(&mut panel, 11.2, element(false), &mut table);
-    Ok((Picture::new("From f32 to BF16 by adding 16 random bits", 1, 900, vec![panel]), table).into())
+    Ok((Picture::new("From f32 to BF16 by adding 16 random bits", &[1], 900, vec![panel]), table).into())
 }

@@ -60,5 +60,5 @@ fn draw() -> Result<Drawing, Error> {
     for (quantity, value) in quantities.into_iter().zip([ELEMENTS, BLOCK, programs, lanes, masked, read, written]) {
         table.row([quantity.into(), (value as f64).into()]);
     }
-    Ok((Picture::new("37 elements in blocks of 16", 1, 580, vec![panel]), table).into())
+    Ok((Picture::new("37 elements in blocks of 16", &[1], 580, vec![panel]), table).into())
 }

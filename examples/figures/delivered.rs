@@ -99,6 +99,11 @@ fn draw() -> Result<Drawing, Error> {
     stalled.words((0.0, 1.06), "nearest: all of them", NEAREST, Words::centred());
     stalled.words((0.0, 0.45), "stochastic:", STOCHASTIC, Words::centred());
     stalled.words((0.0, 0.37), "1 − |Δ|", STOCHASTIC, Words::centred());
-    Ok(Picture::new("One update of a BF16 value, proposed and delivered", 3, 760, vec![delivered, error, stalled])
-        .into())
+    Ok(Picture::new(
+        "One update of a BF16 value, proposed and delivered",
+        &[1, 1, 1],
+        760,
+        vec![delivered, error, stalled],
+    )
+    .into())
 }

@@ -119,5 +119,5 @@ fn draw() -> Result<Drawing, Error> {
     let ups = ups(7)?;
     let means = means(&ups);
     let panels = vec![draws(&ups), mean(&means), error(&means)?];
-    Ok(Picture::new("A value 0.3 of the way between neighbours, rounded 2048 times", 3, 760, panels).into())
+    Ok(Picture::new("A value 0.3 of the way between neighbours, rounded 2048 times", &[1, 1, 1], 760, panels).into())
 }

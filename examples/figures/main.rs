@@ -7,9 +7,14 @@ mod bits;
 mod blocks;
 mod delivered;
 mod distance;
+mod map;
+mod models;
+mod noise;
 mod page;
 mod plot;
+mod prediction;
 mod repeat;
+mod second_moment;
 mod small_update;
 mod speed;
 mod table;
@@ -83,13 +88,18 @@ impl From<Table> for Drawing {
 const FIGURES: &[Figure] = &[
     small_update::FIGURE,
     tables::FORMATS,
+    second_moment::FIGURE,
+    prediction::FIGURE,
     distance::FIGURE,
     delivered::FIGURE,
+    models::FIGURE,
     tables::LOSSES,
     bits::FIGURE,
     blocks::FIGURE,
     speed::FIGURE,
     repeat::FIGURE,
+    noise::FIGURE,
+    map::FIGURE,
 ];
 
 /// The root of the repository.

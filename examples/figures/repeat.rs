@@ -90,5 +90,5 @@ fn draw() -> Result<Drawing, Error> {
     panel.label((1300.0, 1.3e-4), "131,072 coordinates", STOCHASTIC);
     panel.label((7000.0, 1.2e-5), "independent draws:", INK);
     panel.label((7000.0, 4e-6), format!("{:.0e} after 10,000 steps", ideal(10_000.0)).replace("e-9", " × 10⁻⁹"), INK);
-    Ok(Picture::new("An update of 0.002 ulp in each step: who never moves", 1, 900, vec![panel]).into())
+    Ok(Picture::new("An update of 0.002 ulp in each step: who never moves", &[1], 900, vec![panel]).into())
 }

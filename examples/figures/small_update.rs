@@ -65,5 +65,5 @@ fn draw() -> Result<Drawing, Error> {
     let mut large = panel(0.8, 100.0, 20.0);
     large.label((8.0, 62.0), "nearest:", NEAREST);
     large.label((8.0, 55.0), "too much", NEAREST);
-    Ok(Picture::new("A small update, added 96 times to 1.25 in BF16", 3, 760, vec![small, half, large]).into())
+    Ok(Picture::new("A small update, added 96 times to 1.25 in BF16", &[1, 1, 1], 760, vec![small, half, large]).into())
 }

@@ -51,8 +51,16 @@ impl Picture {
             let title = text(34, INK, true, HPos::Left, VPos::Top);
             root.draw(&Text::new(self.title.as_str(), (units(MARGIN), units(MARGIN)), title))?;
             let grid = root.margin(units(MARGIN + PICTURE_TITLE), units(MARGIN), units(MARGIN), units(MARGIN));
-            let rows = self.panels.len().div_ceil(self.columns);
-            for (area, panel) in grid.split_evenly((rows, self.columns)).iter().zip(&self.panels) {
+            let rows = self.panels.len().div_ceil(self.columns.len());
+            let (width, height) = grid.dim_in_pixel();
+            let total: u32 = self.columns.iter().sum();
+            let ends = self.columns.iter().scan(0, |sum, share| {
+                *sum += share;
+                Some((width * *sum / total) as i32)
+            });
+            let lefts: Vec<i32> = ends.take(self.columns.len() - 1).collect();
+            let tops: Vec<i32> = (1..rows).map(|row| (height as usize * row / rows) as i32).collect();
+            for (area, panel) in grid.split_by_breakpoints(&lefts, &tops).iter().zip(&self.panels) {
                 panel.draw(area)?;
             }
             root.present()?;

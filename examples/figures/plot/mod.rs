@@ -36,15 +36,16 @@ pub(crate) fn mix(a: RGBColor, b: RGBColor, share: f64) -> RGBColor {
 /// Panels in a grid, row by row, under a title.
 pub(crate) struct Picture {
     title: String,
-    columns: usize,
+    /// Shares of the width.
+    columns: Vec<u32>,
     height: u32,
     panels: Vec<Panel>,
 }
 
 impl Picture {
-    /// A picture 1600 px wide and this high.
-    pub(crate) fn new(title: impl Into<String>, columns: usize, height: u32, panels: Vec<Panel>) -> Self {
-        Self { title: title.into(), columns, height, panels }
+    /// A picture 1600 px wide and this high, with columns of these shares of the width.
+    pub(crate) fn new(title: impl Into<String>, columns: &[u32], height: u32, panels: Vec<Panel>) -> Self {
+        Self { title: title.into(), columns: columns.into(), height, panels }
     }
 
     /// Width and height in px.
@@ -170,12 +171,6 @@ impl Panel {
     pub(crate) fn dotted(&mut self, name: impl Into<String>, points: Points, color: RGBColor) {
         let stroke = Stroke::Dashed(4, 8);
         self.marks.push(Mark::Line { name: name.into(), points, color, width: 3, stroke });
-    }
-
-    /// A dashed line.
-    pub(crate) fn dashed(&mut self, name: impl Into<String>, points: Points, color: RGBColor, width: u32) {
-        let stroke = Stroke::Dashed(12, 8);
-        self.marks.push(Mark::Line { name: name.into(), points, color, width, stroke });
     }
 
     /// A line that only guides the eye: it is not in the table.
