@@ -15,8 +15,8 @@ pub(crate) const FIGURE: Figure = Figure {
     alt: "Three panels over the decay. The variance of stochastically rounded moments levels off at a height set by the \
           fraction bits, measured dots on the lines of the law, higher under a moving scale. The mean under nearest \
           rounding leaves 1, in coarse formats down to a tenth; that of stochastic rounding stays at 1.",
-    caption: "Relative variance of stored second moments under stochastic rounding, simulated (dots, 1024 coordinates whose \
-              variances spread evenly over a binade: a standard error of 4 %) and by the law of this crate (lines): on a grid that stands still, \
+    caption: "Relative variance of stored second moments under stochastic rounding, simulated (dots, 2048 coordinates whose \
+              variances spread evenly over a binade: a standard error of 3 to 4 %) and by the law of this crate (lines): on a grid that stands still, \
               and under a float scale that follows the largest of each 128 values in every step, for which the line is \
               an upper bound. Dotted: the variance of the average in exact arithmetic. Right: the mean of \
               bias-corrected moments, from zero, after three memories 1/(1 − β₂). \
@@ -47,7 +47,7 @@ fn measure(k: f64, storage: Storage, start: Start) -> Result<(f64, f64), Error> 
         storage,
         start,
         variances: Variances::Binade(1.0),
-        coordinates: 1024,
+        coordinates: 2048,
         checkpoints: vec![libm::round(3.0 * memory) as u64],
         ..Simulation::default()
     };

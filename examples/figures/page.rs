@@ -12,7 +12,7 @@ h2 { font-size: 1.3rem; line-height: 1.3; margin: 0 0 .5rem; }
 section { border-top: 1px solid #d9dde1; margin-top: 2.5rem; padding-top: 1.75rem; }
 h2 span { color: #5c6670; font-weight: 400; }
 figure { margin: 0; }
-img { display: block; width: 100%; height: auto; }
+img { display: block; width: 100%; min-width: 42rem; height: auto; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .75rem 0; }
 th, td { padding: .3rem .8rem .3rem 0; text-align: left; border-bottom: 1px solid #eef0f2; white-space: nowrap; }
@@ -28,9 +28,9 @@ code { font: .875em/1.4 ui-monospace, Menlo, Consolas, monospace; background: #f
 const INTRODUCTION: &str = "\
 <p>Every picture and number below is made by this crate: its formats, its rounding, its random words, its model of \
 stalling. What was timed on a GPU or trained is read from files recorded beside it, and what others measured is named \
-as theirs. The order and the subjects of Figures 1 to 9 and Tables 1 and 2 follow the companion post of K. Topollai \
-and A. Choromanska, <cite>Understanding Quantization of Optimizer States in LLM Pre-training</cite> (arXiv:2603.16731); \
-Figures 10 to 12 are new.</p>
+as theirs. Figures 1 to 9 and Tables 1 and 2 have the subjects of those in <cite>When Small Updates Disappear</cite>, the \
+companion post of K. Topollai and A. Choromanska, <cite>Understanding Quantization of Optimizer States in LLM \
+Pre-training</cite> (arXiv:2603.16731); Figures 10 to 12 are new.</p>
 <p>In all of them, a value is rounded <strong style=\"color:#c8453d\">to nearest</strong> or <strong \
 style=\"color:#6d4bd6\">stochastically</strong>: up with the probability of the fraction passed. One ulp is the distance \
 of two neighbours in the low-precision format. <em>Stalled</em> is a step that leaves the stored value as it was.</p>
@@ -68,12 +68,12 @@ fn section(figure: &Figure, drawing: &Drawing) -> String {
         Some(picture) => {
             let (width, height) = picture.size();
             let image = format!(
-                "<a href=\"{file}.svg\"><img src=\"{file}.png\" alt=\"{alt}\" \
-                 width=\"{width}\" height=\"{height}\" loading=\"lazy\"></a>\n"
+                "<a href=\"{file}.svg\"><img src=\"{file}.png\" alt=\"{alt}\" width=\"{width}\" height=\"{height}\" \
+                 loading=\"lazy\"></a>\n"
             );
-            (image, format!("<a href=\"{file}.svg\">SVG</a>, <a href=\"{file}.png\">PNG</a>, "))
+            (wide(&image, figure.title), format!("<a href=\"{file}.svg\">SVG</a>, <a href=\"{file}.png\">PNG</a>, "))
         }
-        None => (table(&drawing.table, &alt), String::new()),
+        None => (table(&drawing.table, figure.alt), String::new()),
     };
     format!(
         "<section id=\"{}\">\n<h2><span>{}</span> {title}</h2>\n<figure>\n{shown}\
@@ -94,10 +94,14 @@ fn table(table: &Table, label: &str) -> String {
         format!("<tr><th scope=\"row\">{}</th>{cells}</tr>\n", escape(&first))
     };
     let rows: String = table.rows.iter().map(row).collect();
-    format!(
-        "<div class=\"wide\" role=\"region\" tabindex=\"0\" aria-label=\"{label}\">\n\
-         <table>\n<thead>\n<tr>{head}</tr>\n</thead>\n<tbody>\n{rows}</tbody>\n</table>\n</div>\n"
-    )
+    let table = format!("<table>\n<thead>\n<tr>{head}</tr>\n</thead>\n<tbody>\n{rows}</tbody>\n</table>\n");
+    wide(&table, label)
+}
+
+/// What may be wider than a phone and then scrolls by itself.
+fn wide(content: &str, label: &str) -> String {
+    let label = escape(label);
+    format!("<div class=\"wide\" role=\"region\" tabindex=\"0\" aria-label=\"{label}\">\n{content}</div>\n")
 }
 
 /// Text for HTML and SVG.
