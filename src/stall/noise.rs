@@ -3,13 +3,15 @@
 use core::f64::consts::{LN_2, PI};
 use core::iter::once;
 
+use libm::{cosh, exp};
+
 use super::error::StallError;
 use super::probability::check_beta2;
 use super::quadrature::integrate_pieces;
 use crate::format::Format;
 
-/// The variance of a stored second moment relative to `s^4`, the square of its mean: the number whose square root is the
-/// relative standard deviation.
+/// The variance of a stored second moment, relative to the square of its mean `s^2`. Its root is the relative standard
+/// deviation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Noise {
@@ -23,23 +25,24 @@ pub struct Noise {
 
 /// The variance of a second moment stored by stochastic rounding, where `v` stays near `s^2`.
 ///
-/// The stored value is the average of all `g^2` and of the errors of all roundings, each with mean 0, so that
+/// The stored value is the average of all `g^2` and of the errors of all roundings, each with mean 0. With `u = eps/m` the
+/// relative spacing, `q = w m (1 - beta2)/eps` the distance in spacings from a new value to where the old one lies on the
+/// grid, and `f` the fraction of `q`, the variance of one rounding is `u^2 f (1 - f)`, and
 ///
 /// ```text
-/// variance = 2 (1 - beta2)/(1 + beta2) + E[u^2 f (1 - f)]/(1 - beta2^2)      u = eps/m,  f = fraction of q = w m (1 - beta2)/eps
+/// variance = 2 (1 - beta2)/(1 + beta2) + E[u^2 f (1 - f)]/(1 - beta2^2)
 /// ```
 ///
-/// with `q` the distance in spacings between the new value and the grid point of the old one: `f (1 - f)` is the variance of
-/// one rounding in spacings. On a still grid `w = |z - 1|`. Under a scale that is the block's largest value over the
-/// format's, the grid grows in each step with that value, by `(1 - beta2)(y - 1)` where `y` is its own `g^2/s^2`, so that `w =
-/// |z - y|`: also a coordinate whose update is a stall's is rounded anew. That takes the largest value of a block for the
-/// same coordinate all along, well above the others; where several compete for the place the grid moves less, and
-/// the variance lies between the two.
+/// On a still grid `w = |z - 1|`. Under a scale that is the block's largest value over the format's, the grid grows in each
+/// step by the factor of that value, `1 + (1 - beta2)(y - 1)` with `y` its own `g^2/s^2`, so that `w = |z - y|`: also what
+/// would have stalled is rounded anew. That takes one coordinate for the largest of its block all along, well above the
+/// others. Where several compete for that place the grid moves less, and the variance lies between the two.
 ///
-/// Where `q < 1` throughout, which is `1 - beta2` far below `eps`, the expectations are elementary: `E|z - 1| = 4 phi(1)` and
-/// `E|z - y| = 4/pi` give `eps/(2 ln 2) 4 phi(1)/(1 + beta2) = 0.349 eps` for the still grid whatever `beta2`, the average's own
-/// variance included, and `0.459 eps - 2 (1 - beta2)/(1 + beta2)` for the moving one. Elsewhere this is a quadrature, to 1e-5 of its value. The
-/// mantissa is log-uniform: at one mantissa the still grid gives between 0.24 and 0.48 `eps`.
+/// Where `q < 1` throughout, that is for `1 - beta2` far below `eps`, the expectations are elementary, with
+/// `E|z - 1| = 4 phi(1)` and `E|z - y| = 4/pi`. The still grid gives `0.698 eps/(1 + beta2)`, so `0.349 eps` whatever `beta2`,
+/// the variance of the average itself included; the moving one `(0.918 eps - 2 (1 - beta2))/(1 + beta2)`. Elsewhere this is a
+/// quadrature, to 1e-5 of its value. The mantissa is log-uniform: at one mantissa the still grid gives 0.24 to 0.48 `eps`.
+/// Averages simulated with either grid lie within 3 % of it.
 ///
 /// ```
 /// use halfulp::{Format, stall};
@@ -71,7 +74,7 @@ fn rounding_variances(per_step: f64) -> [f64; 2] {
     let down: Vec<f64> = once(0.0).chain(up.iter().rev().filter(|&&w| w < 1.0).map(|w| (1.0 - w).sqrt())).collect();
 
     let variance = |w: f64| mean_variance(w * per_step);
-    let gaussian = |square: f64| (-square / 2.0).exp() / (2.0 * PI).sqrt();
+    let gaussian = |square: f64| exp(-square / 2.0) / (2.0 * PI).sqrt();
     let above_one = integrate_pieces(&up, |w| gaussian(1.0 + w) / (1.0 + w).sqrt() * variance(w));
     let below_one = integrate_pieces(&down, |x| 2.0 * gaussian(x * x) * variance(1.0 - x * x));
     let difference = integrate_pieces(&up, |w| bessel_k0(w / 2.0) / PI * variance(w));
@@ -104,6 +107,6 @@ fn mean_variance(d: f64) -> f64 {
 /// trapezoidal rule, which converges here exponentially. `|z - y|` has the density `K0(w/2)/pi`.
 fn bessel_k0(x: f64) -> f64 {
     const STEP: f64 = 1.0 / 8.0;
-    let terms = (1..).map(|k| (-x * (STEP * f64::from(k)).cosh()).exp());
-    STEP * ((-x).exp() / 2.0 + terms.take_while(|&term| term > 1e-18).sum::<f64>())
+    let terms = (1..).map(|k| exp(-x * cosh(STEP * f64::from(k))));
+    STEP * (exp(-x) / 2.0 + terms.take_while(|&term| term > 1e-18).sum::<f64>())
 }

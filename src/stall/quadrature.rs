@@ -2,6 +2,8 @@
 
 use core::f64::consts::FRAC_PI_2;
 
+use libm::{cosh, exp, sinh};
+
 /// Step of the transformed variable, and the steps to either side: beyond, weights are below 1e-18.
 const STEP: f64 = 1.0 / 16.0;
 const STEPS: i32 = 54;
@@ -11,12 +13,11 @@ const STEPS: i32 = 54;
 pub(super) fn integrate(a: f64, b: f64, f: impl Fn(f64) -> f64) -> f64 {
     let node = |k: i32| {
         let t = STEP * f64::from(k);
-        let s = FRAC_PI_2 * t.sinh();
+        let s = FRAC_PI_2 * sinh(t);
         // The distance from the nearer end, without cancellation.
-        let distance = (b - a) / (1.0 + (2.0 * s.abs()).exp());
+        let distance = (b - a) / (1.0 + exp(2.0 * s.abs()));
         let x = if k < 0 { a + distance } else { b - distance };
-        let weight = FRAC_PI_2 * t.cosh() / s.cosh().powi(2);
-        weight * f(x)
+        FRAC_PI_2 * cosh(t) / (cosh(s) * cosh(s)) * f(x)
     };
     STEP * (b - a) / 2.0 * (-STEPS..=STEPS).map(node).sum::<f64>()
 }

@@ -1,5 +1,7 @@
 //! When a state that fills from zero begins to stall, and when to empty it again.
 
+use libm::{exp, log};
+
 use super::error::{StallError, check};
 use super::probability::{Average, check_beta2};
 use crate::format::Format;
@@ -196,6 +198,6 @@ impl AdaptiveReset {
 /// Whether the mean loss `sum/age` has reached the cost of a reset at this age. Without any loss it has not, even where the
 /// cost has gone to 0.
 fn due(beta2: f64, age: u64, sum: f64) -> bool {
-    let left = (age as f64 * beta2.ln()).exp(); // beta2^age
+    let left = exp(age as f64 * log(beta2)); // beta2^age
     sum > 0.0 && sum >= age as f64 * 2.0 * left / (1.0 + left)
 }

@@ -3,6 +3,7 @@
 
 mod casts;
 mod errors;
+mod predict;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -20,6 +20,8 @@ pub(crate) enum Error {
     ScaleOfScales(Format),
     #[error("--threads: expected a number of threads that can be started, got {threads}: {source}")]
     Threads { threads: usize, source: rayon::ThreadPoolBuildError },
+    #[error("--{0}")]
+    Stall(#[from] halfulp::stall::StallError),
 
     #[error("IN: expected to make `{0}`, which is there already and another file: move it, or give IN and OUT")]
     DemoExists(PathBuf),

@@ -1,4 +1,4 @@
-//! The command `halfulp`: casts model files, prints the formats. Every error is one line and exit code 2.
+//! The command `halfulp`: casts model files, prints the formats, predicts stalling. Every error is one line and exit code 2.
 
 mod cast;
 mod demo;
@@ -8,7 +8,9 @@ mod header;
 mod options;
 mod output;
 mod plan;
+mod predict;
 mod signals;
+mod table;
 #[cfg(test)]
 mod tests;
 
@@ -18,6 +20,8 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::ErrorKind;
 
+use crate::error::Error;
+
 /// Stochastic rounding for low-precision formats.
 #[derive(Parser)]
 #[command(version, arg_required_else_help = true)]
@@ -25,6 +29,7 @@ enum Command {
     Cast(options::Args),
     /// Print the table of named formats
     Formats,
+    Predict(predict::Args),
 }
 
 fn main() -> ExitCode {
@@ -34,16 +39,13 @@ fn main() -> ExitCode {
     };
     let result = match command {
         Command::Cast(args) => cast::run(&args),
-        Command::Formats => {
-            match formats::print(&mut io::stdout().lock()) {
-                // Nobody reads on: no reason to complain.
-                Err(source) if source.kind() != io::ErrorKind::BrokenPipe => Err(error::Error::Print(source)),
-                _ => Ok(()),
-            }
-        }
+        Command::Formats => formats::print(&mut io::stdout().lock()).map_err(Error::Print),
+        Command::Predict(args) => predict::run(&args, &mut io::stdout().lock()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        // Nobody reads on: no reason to complain.
+        Err(Error::Print(source)) if source.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => fail(&error.to_string()),
     }
 }
