@@ -27,6 +27,7 @@
 //! run with f32 moments rounds them to nearest.
 
 mod data;
+mod math;
 mod meter;
 mod model;
 mod stepper;
