@@ -3,6 +3,7 @@
 
 mod casts;
 mod errors;
+mod simulations;
 
 use std::collections::BTreeMap;
 use std::fs;

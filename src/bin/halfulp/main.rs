@@ -1,4 +1,4 @@
-//! The command `halfulp`: casts model files, prints the formats. Every error is one line and exit code 2.
+//! The command `halfulp`: casts model files, simulates moments, prints the formats. Every error is one line and exit code 2.
 
 mod cast;
 mod demo;
@@ -9,6 +9,7 @@ mod options;
 mod output;
 mod plan;
 mod signals;
+mod simulate;
 #[cfg(test)]
 mod tests;
 
@@ -23,6 +24,7 @@ use clap::error::ErrorKind;
 #[command(version, arg_required_else_help = true)]
 enum Command {
     Cast(options::Args),
+    Simulate(simulate::Args),
     /// Print the table of named formats
     Formats,
 }
@@ -34,17 +36,22 @@ fn main() -> ExitCode {
     };
     let result = match command {
         Command::Cast(args) => cast::run(&args),
-        Command::Formats => {
-            match formats::print(&mut io::stdout().lock()) {
-                // Nobody reads on: no reason to complain.
-                Err(source) if source.kind() != io::ErrorKind::BrokenPipe => Err(error::Error::Print(source)),
-                _ => Ok(()),
-            }
+        Command::Simulate(args) => {
+            simulate::run(&args).and_then(|text| printed(io::stdout().lock().write_all(text.as_bytes())))
         }
+        Command::Formats => printed(formats::print(&mut io::stdout().lock())),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error.to_string()),
+    }
+}
+
+fn printed(result: io::Result<()>) -> Result<(), error::Error> {
+    match result {
+        // Nobody reads on: no reason to complain.
+        Err(source) if source.kind() != io::ErrorKind::BrokenPipe => Err(error::Error::Print(source)),
+        _ => Ok(()),
     }
 }
 
