@@ -4,6 +4,7 @@
 mod casts;
 mod errors;
 mod predict;
+mod simulations;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use halfulp::Format;
+use halfulp::stall::SimulationError;
 use safetensors::Dtype;
 
 use crate::header::HeaderError;
@@ -22,6 +23,9 @@ pub(crate) enum Error {
     Threads { threads: usize, source: rayon::ThreadPoolBuildError },
     #[error("--{0}")]
     Stall(#[from] halfulp::stall::StallError),
+
+    #[error(transparent)]
+    Simulation(#[from] SimulationError),
 
     #[error("IN: expected to make `{0}`, which is there already and another file: move it, or give IN and OUT")]
     DemoExists(PathBuf),

@@ -1,4 +1,5 @@
-//! The command `halfulp`: casts model files, prints the formats, predicts stalling. Every error is one line and exit code 2.
+//! The command `halfulp`: casts model files, prints the formats, predicts stalling, simulates moments. Every error is one line
+//! and exit code 2.
 
 mod cast;
 mod demo;
@@ -10,6 +11,7 @@ mod output;
 mod plan;
 mod predict;
 mod signals;
+mod simulate;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -27,6 +29,7 @@ use crate::error::Error;
 #[command(version, arg_required_else_help = true)]
 enum Command {
     Cast(options::Args),
+    Simulate(simulate::Args),
     /// Print the table of named formats
     Formats,
     Predict(predict::Args),
@@ -39,7 +42,10 @@ fn main() -> ExitCode {
     };
     let result = match command {
         Command::Cast(args) => cast::run(&args),
-        Command::Formats => formats::print(&mut io::stdout().lock()).map_err(Error::Print),
+        Command::Simulate(args) => {
+            simulate::run(&args).and_then(|text| printed(io::stdout().lock().write_all(text.as_bytes())))
+        }
+        Command::Formats => printed(formats::print(&mut io::stdout().lock())),
         Command::Predict(args) => predict::run(&args, &mut io::stdout().lock()),
     };
     match result {
@@ -47,6 +53,14 @@ fn main() -> ExitCode {
         // Nobody reads on: no reason to complain.
         Err(Error::Print(source)) if source.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => fail(&error.to_string()),
+    }
+}
+
+fn printed(result: io::Result<()>) -> Result<(), Error> {
+    match result {
+        // Nobody reads on: no reason to complain.
+        Err(source) if source.kind() != io::ErrorKind::BrokenPipe => Err(Error::Print(source)),
+        _ => Ok(()),
     }
 }
 
