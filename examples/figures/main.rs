@@ -21,7 +21,8 @@ mod table;
 mod tables;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::process::ExitCode;
 
 use plot::Picture;
 use rayon::prelude::*;
@@ -134,10 +135,9 @@ fn write(figure: &'static Figure, directory: &Path) -> Result<(&'static Figure, 
     Ok((figure, drawing))
 }
 
-fn main() -> Result<(), Error> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let figures = chosen(&arguments)?;
-    let directory: PathBuf = root().join("figures");
+fn run(arguments: &[String]) -> Result<(), Error> {
+    let figures = chosen(arguments)?;
+    let directory = root().join("figures");
     fs::create_dir_all(&directory)?;
     let drawn: Vec<_> = figures.into_par_iter().map(|figure| write(figure, &directory)).collect::<Result<_, _>>()?;
     if arguments.is_empty() {
@@ -145,4 +145,15 @@ fn main() -> Result<(), Error> {
         println!("the page: figures/index.html");
     }
     Ok(())
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }
