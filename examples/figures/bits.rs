@@ -13,13 +13,14 @@ pub(crate) const FIGURE: Figure = Figure {
     id: "7",
     file: "07-bits",
     title: "The probability is already in the bits",
-    alt: "The 32 bits of an f32 in four coloured fields, sign, exponent, 7 kept and 16 dropped bits. Below, the dropped \
-          bits and two random words are added: one sum carries into the kept field, the other does not.",
-    caption: "The f32 value 1.25 + 0.3/128, which lies 0.3 of the way between two BF16 values, and the rounding of it under \
-              two draws of stream 1 (seed 7, elements as given). The word of the negative value differs in its sign bit alone.",
-    see: "BF16 is the upper half of the word. The dropped half, read as a whole number, is the fraction times 65,536: added \
-          to 16 random bits it carries into the kept half for exactly that many of the 65,536 draws. For either sign the \
-          carry leads away from zero.",
+    alt: "The 32 bits of an f32 in four coloured fields, sign, exponent, 7 kept and 16 dropped bits. Below, the \
+          dropped bits and two random words are added: one sum carries into the kept field, the other does not.",
+    caption: "The f32 value 1.25 + 0.3/128, which lies 0.3 of the way between two BF16 values, and the rounding \
+              of it under two draws of stream 1 (seed 7, elements as given). The word of the negative value \
+              differs in its sign bit alone.",
+    see: "BF16 is the upper half of the word. The dropped half, read as a whole number, is the fraction times \
+          65,536: added to 16 random bits it carries into the kept half for exactly that many of the 65,536 \
+          draws. For either sign the carry leads away from zero.",
     draw,
 };
 

@@ -8,14 +8,14 @@ pub(crate) const FIGURE: Figure = Figure {
     id: "8",
     file: "08-blocks",
     title: "Think in blocks",
-    alt: "Three rows of 16 squares, one row a program, numbered with the elements 0 to 36; the last 11 squares of the \
-          third row are hatched.",
-    caption: "How a kernel that works in blocks of 16 lanes covers an array of 37 elements, a cast from f32 (4 bytes) to \
-              BF16 (2 bytes): program k takes elements 16k to 16k + 15. Hatched lanes lie past the end and are masked: they \
-              read and write nothing.",
-    see: "The array needs ⌈37/16⌉ programs. Which element a lane holds is known from the program and the lane alone, so its \
-          random word can be too: here the word of an element depends on its index, and not on the block, so any block size \
-          gives the same bits.",
+    alt: "Three rows of 16 squares, one row a program, numbered with the elements 0 to 36; the last 11 squares \
+          of the third row are hatched.",
+    caption: "How a kernel that works in blocks of 16 lanes covers an array of 37 elements, a cast from f32 (4 \
+              bytes) to BF16 (2 bytes): program k takes elements 16k to 16k + 15. Hatched lanes lie past the end \
+              and are masked: they read and write nothing.",
+    see: "The array needs ⌈37/16⌉ programs. Which element a lane holds is known from the program and the lane \
+          alone, so its random word can be too: here the word of an element depends on its index, and not on the \
+          block, so any block size gives the same bits.",
     draw,
 };
 

@@ -11,14 +11,14 @@ pub(crate) const FIGURE: Figure = Figure {
     id: "5",
     file: "05-delivered-update",
     title: "A state that rarely moves can still be unbiased",
-    alt: "Three panels over the proposed update from -1 to 1 ulp. Delivered: a staircase for nearest, a straight line for \
-          stochastic. Mean square error: two arcs for stochastic, smaller teeth for nearest. Stalled share: 1 within half \
-          a ulp for nearest, a triangle for stochastic.",
-    caption: "A BF16 value of 1.25 is offered an update of Δ ulp. For each Δ the result is averaged over all 65,536 draws, \
-              so the lines are exact. Grey: the cell in which nearest rounding stalls, |Δ| < 1/2.",
-    see: "Stochastic rounding stalls with probability 1 − |Δ|, for small updates nearly always, and still delivers Δ on \
-          average: its bias is zero everywhere. It pays with an error of mean square |Δ|(1 − |Δ|), at least as large as \
-          that of nearest rounding, which is all bias.",
+    alt: "Three panels over the proposed update from -1 to 1 ulp. Delivered: a staircase for nearest, a straight \
+          line for stochastic. Mean square error: two arcs for stochastic, smaller teeth for nearest. Stalled \
+          share: 1 within half a ulp for nearest, a triangle for stochastic.",
+    caption: "A BF16 value of 1.25 is offered an update of Δ ulp. For each Δ the result is averaged over all \
+              65,536 draws, so the lines are exact. Grey: the cell in which nearest rounding stalls, |Δ| < 1/2.",
+    see: "Stochastic rounding stalls with probability 1 − |Δ|, for small updates nearly always, and still \
+          delivers Δ on average: its bias is zero everywhere. It pays with an error of mean square |Δ|(1 − |Δ|), \
+          at least as large as that of nearest rounding, which is all bias.",
     draw,
 };
 

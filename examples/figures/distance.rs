@@ -10,14 +10,14 @@ pub(crate) const FIGURE: Figure = Figure {
     id: "4",
     file: "04-distance-becomes-probability",
     title: "Distance becomes probability",
-    alt: "Left: 96 dots on two levels, about three in ten on the upper. Middle: a running mean that settles on 0.3 within \
-          a narrowing band. Right: errors of the mean falling along the line of one over root n.",
-    caption: "The f32 value 0.3 of the way from 1 to 1.0078125, its neighbour in BF16, rounded stochastically 2048 \
-              times. Left: the first 96 results of seed 7. Middle: the mean of the first n, against the fraction and one \
-              standard error, √(p(1−p)/n), on either side. Right: the error of that mean, and its root mean square over \
-              256 seeds.",
-    see: "No draw gives the value; the mean of draws does. Its error halves with four times as many draws, as it must for \
-          independent draws: the dots lie on the line.",
+    alt: "Left: 96 dots on two levels, about three in ten on the upper. Middle: a running mean that settles on \
+          0.3 within a narrowing band. Right: errors of the mean falling along the line of one over root n.",
+    caption: "The f32 value 0.3 of the way from 1 to 1.0078125, its neighbour in BF16, rounded stochastically \
+              2048 times. Left: the first 96 results of seed 7. Middle: the mean of the first n, against the \
+              fraction and one standard error, √(p(1−p)/n), on either side. Right: the error of that mean, and \
+              its root mean square over 256 seeds.",
+    see: "No draw gives the value; the mean of draws does. Its error halves with four times as many draws, as it \
+          must for independent draws: the dots lie on the line.",
     draw,
 };
 

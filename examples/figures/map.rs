@@ -13,16 +13,18 @@ pub(crate) const FIGURE: Figure = Figure {
     id: "12",
     file: "12-map",
     title: "The map",
-    alt: "Two maps, decay against fraction bits, from white at many bits and a small decay to full colour at few bits and a \
-          decay near 1. A third panel has lines of equal reset period, 30 to 3,000 steps, that lean to the lower right, below a \
-          dotted border.",
-    caption: "The predicted stalled share of a second moment for any number of fraction bits and any β₂, at the typical \
-              mantissa; numbers in per cent at 0.9, 0.99, 0.999 and 0.9999. Right: where the reset period of \
-              arXiv:2603.16731 (threshold 0.6) reaches the length named, found for whole fraction bits and joined. Above \
-              the dotted line fewer than 60 % of the steps stall, and there is nothing to reset for.",
-    see: "Along a diagonal, a bit for each halving of 1 − β₂, the share does not change: ε/(1 − β₂) is all that counts. At \
-          β₂ = 0.999 every format of 8 bits or fewer stalls in nearly all steps, either way of rounding. Fewer bits ask for more resets: at \
-          0.999 one in 1,116 steps in BF16, in 320 in E4M3, in 224 in UE2M2.",
+    alt: "Two maps, decay against fraction bits, from white at many bits and a small decay to full colour at few \
+          bits and a decay near 1. A third panel has lines of equal reset period, 30 to 3,000 steps, that lean \
+          to the lower right, below a dotted border.",
+    caption: "The predicted stalled share of a second moment for any number of fraction bits and any β₂, at the \
+              typical mantissa; numbers in per cent at 0.9, 0.99, 0.999 and 0.9999. Right: where the reset \
+              period of arXiv:2603.16731 (threshold 0.6) reaches the length named, found for whole fraction bits \
+              and joined. Above the dotted line fewer than 60 % of the steps stall, and there is nothing to \
+              reset for.",
+    see: "Along a diagonal, a bit for each halving of 1 − β₂, the share does not change: ε/(1 − β₂) is all that \
+          counts. At β₂ = 0.999 every format of 8 bits or fewer stalls in nearly all steps, either way of \
+          rounding. Fewer bits ask for more resets: at 0.999 one in 1,116 steps in BF16, in 320 in E4M3, in 224 \
+          in UE2M2.",
     draw,
 };
 
@@ -31,19 +33,18 @@ const BITS: std::ops::RangeInclusive<u8> = 1..=10;
 const CELLS: i32 = 20;
 const PERIODS: [u64; 5] = [30, 100, 300, 1000, 3000];
 
-fn name(bits: u8) -> &'static str {
-    match bits {
-        1 => "E2M1 1",
-        2 => "E5M2, UE2M2 2",
-        3 => "E4M3 3",
-        4 => "UE4M4 4",
-        7 => "BF16 7",
-        10 => "FP16 10",
-        5 => "5",
-        6 => "6",
-        8 => "8",
-        _ => "9",
-    }
+/// Fraction bits, after the formats that have them.
+fn name(bits: u8) -> String {
+    let formats = match bits {
+        1 => "E2M1 ",
+        2 => "E5M2, UE2M2 ",
+        3 => "E4M3 ",
+        4 => "UE4M4 ",
+        7 => "BF16 ",
+        10 => "FP16 ",
+        _ => "",
+    };
+    format!("{formats}{bits}")
 }
 
 /// Any format of these fraction bits: nothing else counts here.

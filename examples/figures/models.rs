@@ -13,17 +13,19 @@ pub(crate) const FIGURE: Figure = Figure {
     id: "6",
     file: "06-one-prediction",
     title: "One prediction, many models",
-    alt: "Two panels, BF16 and FP8, with a row for each of seven language models of the paper and seven small trainings, a \
-          red dot for nearest and a purple one for stochastic. All lie near two dotted vertical lines, the predictions; of \
-          the small trainings some lie up to five points off.",
-    caption: "Share of second moments that stall in a step at β₂ = 0.999, and the predictions for the typical mantissa, \
-              dotted. Open, not measured here: the values of arXiv:2603.16731 for language models. Filled, \
-              measured here: small models trained by AdamW with its moments in BF16 or in E4M3 with one \
-              power-of-two scale a tensor, mean over steps 2001 to 4000 (cargo run --release --example trainings; figures/trainings.json).",
-    see: "One formula, which knows the format and β₂ and nothing of the model, comes within 3 points for every large model. \
-          In BF16 nearest lies above it everywhere: its moments have climbed above the variance, where they stall still \
-          more often. The small trainings scatter up to 5 points; most of their gradients have heavier tails than \
-          Gaussian ones (the record has their kurtosis, and the share of coordinates that are mostly zero).",
+    alt: "Two panels, BF16 and FP8, with a row for each of seven language models of the paper and seven small \
+          trainings, a red dot for nearest and a purple one for stochastic. All lie near two dotted vertical \
+          lines, the predictions; of the small trainings some lie up to five points off.",
+    caption: "Share of second moments that stall in a step at β₂ = 0.999, and the predictions for the typical \
+              mantissa, dotted. Open, not measured here: the values of arXiv:2603.16731 for language models. \
+              Filled, measured here: small models trained by AdamW with its moments in BF16 or in E4M3 with one \
+              power-of-two scale a tensor, mean over steps 2001 to 4000 (cargo run --release --example \
+              trainings; figures/trainings.json).",
+    see: "One formula, which knows the format and β₂ and nothing of the model, comes within 3 points for every \
+          large model. In BF16 nearest lies above it everywhere: its moments have climbed above the variance, \
+          where they stall still more often. The small trainings scatter up to 5 points; most of their gradients \
+          have heavier tails than Gaussian ones (the record has their kurtosis, and the share of coordinates \
+          that are mostly zero).",
     draw,
 };
 

@@ -12,18 +12,21 @@ pub(crate) const FIGURE: Figure = Figure {
     id: "11",
     file: "11-what-the-noise-costs",
     title: "What the noise costs",
-    alt: "Three panels over the decay. The variance of stochastically rounded moments levels off at a height set by the \
-          fraction bits, measured dots on the lines of the law, higher under a moving scale. The mean under nearest \
-          rounding leaves 1, in coarse formats down to a tenth; that of stochastic rounding stays at 1.",
-    caption: "Relative variance of stored second moments under stochastic rounding, simulated (dots, 2048 coordinates whose \
-              variances spread evenly over a binade: a standard error of 3 to 4 %) and by the law of this crate (lines): on a grid that stands still, \
-              and under a float scale that follows the largest of each 128 values in every step, for which the line is \
-              an upper bound. Dotted: the variance of the average in exact arithmetic. Right: the mean of \
-              bias-corrected moments, from zero, after three memories 1/(1 − β₂). \
-              Fraction bits as in BF16 (7), UE4M4 (4), E4M3 (3) and UE2M2 (2), exponents without end.",
-    see: "From the β₂ on at which most steps stall, the noise no longer depends on β₂: it is 0.349 ε, a standard deviation \
-          of 5 % in BF16 and 21 % in E4M3. A scale that moves adds to it, since every stored value is then rounded \
-          again in every step. Nearest rounding has no such noise, and a mean that is wrong by far more.",
+    alt: "Three panels over the decay. The variance of stochastically rounded moments levels off at a height set \
+          by the fraction bits, measured dots on the lines of the law, higher under a moving scale. The mean \
+          under nearest rounding leaves 1, in coarse formats down to a tenth; that of stochastic rounding stays \
+          at 1.",
+    caption: "Relative variance of stored second moments under stochastic rounding, simulated (dots, 2048 \
+              coordinates whose variances spread evenly over a binade: a standard error of 3 to 4 %) and by the \
+              law of this crate (lines): on a grid that stands still, and under a float scale that follows the \
+              largest of each 128 values in every step, for which the line is an upper bound. Dotted: the \
+              variance of the average in exact arithmetic. Right: the mean of bias-corrected moments, from zero, \
+              after three memories 1/(1 − β₂). Fraction bits as in BF16 (7), UE4M4 (4), E4M3 (3) and UE2M2 (2), \
+              exponents without end.",
+    see: "From the β₂ on at which most steps stall, the noise no longer depends on β₂: it is 0.349 ε, a standard \
+          deviation of 5 % in BF16 and 21 % in E4M3. A scale that moves adds to it, since every stored value is \
+          then rounded again in every step. Nearest rounding has no such noise, and a mean that is wrong by far \
+          more.",
     draw,
 };
 

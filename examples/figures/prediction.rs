@@ -12,16 +12,16 @@ pub(crate) const FIGURE: Figure = Figure {
     id: "3",
     file: "03-less-precision-more-stalling",
     title: "Less precision, more stalling",
-    alt: "Left: stalled share rising from 0 to 1 as the decay goes to 1, earliest for UE2M2, then E4M3, then BF16; dashed \
-          stochastic lines rise later than solid nearest ones. Right: bell curves of the gradient, the part that stalls \
-          filled: a wide middle for nearest, less for stochastic.",
-    caption: "Left: the predicted probability that a second moment does not change in a step, at its stationary value and at \
-              the typical mantissa, for 7, 3 and 2 fraction bits. Right: the density of the gradient in BF16 at \
-              β₂ = 0.999; filled, the density times the probability that this gradient stalls. The \
-              filled area is the probability.",
-    see: "The fraction bits decide at which β₂ stalling sets in: each bit less moves the curve to twice the 1 − β₂. \
-          Nearest stalls for every gradient below 1.93 σ. Stochastic rounding stalls for certain only at |g| = σ, where there \
-          is nothing to add, and less often the farther from it.",
+    alt: "Left: stalled share rising from 0 to 1 as the decay goes to 1, earliest for UE2M2, then E4M3, then \
+          BF16; dashed stochastic lines rise later than solid nearest ones. Right: bell curves of the gradient, \
+          the part that stalls filled: a wide middle for nearest, less for stochastic.",
+    caption: "Left: the predicted probability that a second moment does not change in a step, at its stationary \
+              value and at the typical mantissa, for 7, 3 and 2 fraction bits. Right: the density of the \
+              gradient in BF16 at β₂ = 0.999; filled, the density times the probability that this gradient \
+              stalls. The filled area is the probability.",
+    see: "The fraction bits decide at which β₂ stalling sets in: each bit less moves the curve to twice the 1 − \
+          β₂. Nearest stalls for every gradient below 1.93 σ. Stochastic rounding stalls for certain only at |g| \
+          = σ, where there is nothing to add, and less often the farther from it.",
     draw,
 };
 

@@ -5,22 +5,23 @@ use halfulp::random::{Draws, Role, SrStates};
 use halfulp::{Draw, Format, bf16};
 use rayon::prelude::*;
 
-use crate::plot::{Axis, INK, NEAREST, Panel, Picture, Points, STOCHASTIC, superscript};
+use crate::plot::{Axis, INK, NEAREST, Panel, Picture, Points, STOCHASTIC, power_of_ten};
 use crate::{Drawing, Error, Figure};
 
 pub(crate) const FIGURE: Figure = Figure {
     id: "10",
     file: "10-random-numbers-repeat",
     title: "When the random numbers repeat",
-    alt: "Share of values that have not moved, on a logarithmic axis, against steps. The 32-bit counter stays at 0.77 from \
-          step 128 on; stream 1 falls along the ideal line to one in a hundred thousand.",
-    caption: "The second moments of a tensor of 2²⁴ parameters, each a BF16 value of 1.25 that is offered 0.002 ulp in every \
-              step, 10,000 steps, stochastic rounding with the real words at 131,072 of the coordinates, in 32 runs spread \
-              evenly. Red: the counter of sr-states 0.1.0, which moves on by 2²⁵ a step and wraps at 2³². Purple: stream 1. \
-              Dotted: independent draws. A line ends where every sampled coordinate has moved.",
-    see: "After 128 steps the 32-bit counter comes round, and every coordinate sees its 128 words again for ever: whoever has \
-          not moved by then never will, 77 % of all, where independent draws would leave 2 in 10⁹ after 10,000 steps. Stream 1 \
-          follows the ideal as far as the sample can tell.",
+    alt: "Share of values that have not moved, on a logarithmic axis, against steps. The 32-bit counter stays at \
+          0.77 from step 128 on; stream 1 falls along the ideal line to one in a hundred thousand.",
+    caption: "The second moments of a tensor of 2²⁴ parameters, each a BF16 value of 1.25 that is offered 0.002 \
+              ulp in every step, 10,000 steps, stochastic rounding with the real words at 131,072 of the \
+              coordinates, in 32 runs spread evenly. Red: the counter of sr-states 0.1.0, which moves on by 2²⁵ \
+              a step and wraps at 2³². Purple: stream 1. Dotted: independent draws. A line ends where every \
+              sampled coordinate has moved.",
+    see: "After 128 steps the 32-bit counter comes round, and every coordinate sees its 128 words again for \
+          ever: whoever has not moved by then never will, 77 % of all, where independent draws would leave 2 in \
+          10⁹ after 10,000 steps. Stream 1 follows the ideal as far as the sample can tell.",
     draw,
 };
 
@@ -72,10 +73,7 @@ fn draw() -> Result<Drawing, Error> {
     let stream = share(|step, first| Draw::seeded(0).step(step).role(Role::SecondMoment).at(first))?;
     let moves = libm::round(UPDATE * 65536.0) / 65536.0;
     let ideal = |step: f64| libm::exp(step * libm::log1p(-moves));
-    let powers = [0, -2, -4, -6, -8].map(|k| {
-        let text = if k == 0 { "1".into() } else { format!("10{}", superscript(k)) };
-        (libm::exp10(k.into()), text)
-    });
+    let powers = [0, -2, -4, -6, -8].map(|k| (libm::exp10(k.into()), power_of_ten(k)));
     let mut panel = Panel::new(
         "",
         Axis::linear("steps", 0.0..10_000.0, 2000.0),
@@ -89,6 +87,7 @@ fn draw() -> Result<Drawing, Error> {
     panel.label((1300.0, 4e-4), "stream 1,", STOCHASTIC);
     panel.label((1300.0, 1.3e-4), "131,072 coordinates", STOCHASTIC);
     panel.label((7000.0, 1.2e-5), "independent draws:", INK);
-    panel.label((7000.0, 4e-6), format!("{:.0e} after 10,000 steps", ideal(10_000.0)).replace("e-9", " × 10⁻⁹"), INK);
+    let left = format!("{:.0} × 10⁻⁹ after 10,000 steps", 1e9 * ideal(STEPS as f64));
+    panel.label((7000.0, 4e-6), left, INK);
     Ok(Picture::new("An update of 0.002 ulp in each step: who never moves", &[1], 900, vec![panel]).into())
 }

@@ -11,15 +11,16 @@ pub(crate) const FIGURE: Figure = Figure {
     id: "2",
     file: "02-second-moment",
     title: "Adam's second moment in low precision",
-    alt: "Eight panels, BF16 above FP8, four decays. In BF16 nearest parts from f32 at 0.999, where it climbs and stays \
-          up, and at 0.9999, where it is flat; in FP8 it never comes down; the stochastic line follows f32 everywhere.",
-    caption: "The moment v = β₂v + (1 − β₂)g² of Gaussian gradients whose variance falls from 1 to 0.25 after step 2000, mean of 64 \
-              coordinates that start at v = 1. FP8 here has 3 fraction bits and an exponent that does not end (7 bits \
-              of it). All four lines of a panel see the same gradients.",
-    see: "BF16 rounded to nearest follows at 0.95 and nearly at 0.99; at 0.999 it only ever climbs, and at 0.9999 it never \
-          moves. FP8 is stuck everywhere: at 0.95 in 1.25 and 2.5, from about 0.97 on in any value. Stochastic \
-          rounding has the mean of f32 and some noise on it. At 0.9999 even f32 has not arrived after 6000 steps: that is \
-          the memory of the average.",
+    alt: "Eight panels, BF16 above FP8, four decays. In BF16 nearest parts from f32 at 0.999, where it climbs \
+          and stays up, and at 0.9999, where it is flat; in FP8 it never comes down; the stochastic line follows \
+          f32 everywhere.",
+    caption: "The moment v = β₂v + (1 − β₂)g² of Gaussian gradients whose variance falls from 1 to 0.25 after \
+              step 2000, mean of 64 coordinates that start at v = 1. FP8 here has 3 fraction bits and an \
+              exponent that does not end (7 bits of it). All four lines of a panel see the same gradients.",
+    see: "BF16 rounded to nearest follows at 0.95 and nearly at 0.99; at 0.999 it only ever climbs, and at \
+          0.9999 it never moves. FP8 is stuck everywhere: at 0.95 in 1.25 and 2.5, from about 0.97 on in any \
+          value. Stochastic rounding has the mean of f32 and some noise on it. At 0.9999 even f32 has not \
+          arrived after 6000 steps: that is the memory of the average.",
     draw,
 };
 

@@ -11,13 +11,15 @@ pub(crate) const FIGURE: Figure = Figure {
     id: "1",
     file: "01-small-update",
     title: "A small update, added 96 times",
-    alt: "Three panels, updates of 0.2, 0.5 and 0.8 ulp. The exact sums are straight dotted lines; stochastic paths climb \
-          around them; nearest stays at zero in the first two panels and climbs a whole ulp a step in the third.",
-    caption: "A BF16 value starts at 1.25 and gets the same update 96 times; each sum is rounded before the next. Dotted: \
-              the sum without rounding. Purple: rounded stochastically with seed 7; pale: seeds 1 to 16, one draw a step.",
-    see: "Nearest loses every update of 0.2 ulp, and of 0.5 ulp too, since a tie at 1.25 goes to the even code, which is \
-          1.25 itself. At 0.8 ulp it delivers a whole ulp each time, a quarter too much. Stochastic rounding wanders, and \
-          follows the exact sum in all three.",
+    alt: "Three panels, updates of 0.2, 0.5 and 0.8 ulp. The exact sums are straight dotted lines; stochastic \
+          paths climb around them; nearest stays at zero in the first two panels and climbs a whole ulp a step \
+          in the third.",
+    caption: "A BF16 value starts at 1.25 and gets the same update 96 times; each sum is rounded before the \
+              next. Dotted: the sum without rounding. Purple: rounded stochastically with seed 7; pale: seeds 1 \
+              to 16, one draw a step.",
+    see: "Nearest loses every update of 0.2 ulp, and of 0.5 ulp too, since a tie at 1.25 goes to the even code, \
+          which is 1.25 itself. At 0.8 ulp it delivers a whole ulp each time, a quarter too much. Stochastic \
+          rounding wanders, and follows the exact sum in all three.",
     draw,
 };
 

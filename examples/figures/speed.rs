@@ -12,14 +12,16 @@ pub(crate) const FIGURE: Figure = Figure {
     id: "9",
     file: "09-time-per-call",
     title: "Time per call",
-    alt: "Dots on a logarithmic axis of microseconds. Of the casts, this crate's two take 26 microseconds, as long as a \
-          copy; eager PyTorch takes a thousand. Of the AdamW steps this crate's two take as long as a copy.",
-    caption: "Microseconds a call on one NVIDIA H200, 2²⁴ elements in one tensor. Filled: medians of one run, this crate's \
-              kernels and their peers side by side (benches/peers/results, newest record). Open: not measured here, the \
-              values of the companion post for its kernels and PyTorch's, on its H200 and with its way of timing. The copy \
-              moves as many bytes as the kernel reads and writes.",
-    see: "Rounding stochastically is free where the kernel is bound by memory: the draws hide behind the loads. In eager \
-          PyTorch the same arithmetic costs forty times as much, since each of its steps goes through memory.",
+    alt: "Dots on a logarithmic axis of microseconds. Of the casts, this crate's two take 26 microseconds, as \
+          long as a copy; eager PyTorch takes a thousand. Of the AdamW steps this crate's two take as long as a \
+          copy.",
+    caption: "Microseconds a call on one NVIDIA H200, 2²⁴ elements in one tensor. Filled: medians of one run, \
+              this crate's kernels and their peers side by side (benches/peers/results, newest record). Open: \
+              not measured here, the values of the companion post for its kernels and PyTorch's, on its H200 and \
+              with its way of timing. The copy moves as many bytes as the kernel reads and writes.",
+    see: "Rounding stochastically is free where the kernel is bound by memory: the draws hide behind the loads. \
+          In eager PyTorch the same arithmetic costs forty times as much, since each of its steps goes through \
+          memory.",
     draw,
 };
 

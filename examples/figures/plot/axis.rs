@@ -59,6 +59,11 @@ impl Axis {
         Self { room: px, ..self }
     }
 
+    /// Whether a value lies on the axis.
+    pub(super) fn holds(&self, value: f64) -> bool {
+        (self.range.start.min(self.range.end)..=self.range.start.max(self.range.end)).contains(&value)
+    }
+
     /// A value in coordinates that are linear on paper, held within the range.
     fn linear_in(&self, value: f64) -> f64 {
         let (low, high) = (self.range.start.min(self.range.end), self.range.start.max(self.range.end));
@@ -111,7 +116,7 @@ pub(crate) fn thousands(x: f64) -> String {
 }
 
 /// 1, 10, 100, 1,000 and 0.1, 0.01, 0.001 as such, others as a power.
-fn power_of_ten(k: i32) -> String {
+pub(crate) fn power_of_ten(k: i32) -> String {
     match k {
         0..=4 => thousands(10f64.powi(k)),
         -3..0 => format!("0.{}1", "0".repeat(-k as usize - 1)),
@@ -120,7 +125,7 @@ fn power_of_ten(k: i32) -> String {
 }
 
 /// An integer in raised digits.
-pub(crate) fn superscript(k: i32) -> String {
+fn superscript(k: i32) -> String {
     let raise = |c| match c {
         '-' => '⁻',
         '1' => '¹',

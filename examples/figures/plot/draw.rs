@@ -4,7 +4,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use super::{Axis, Fill, GRID, INK, MUTED, Mark, NOTE, PAPER, Panel, Picture, Stroke};
+use super::{Axis, Fill, GRID, INK, MUTED, Mark, NOTE, PAPER, Panel, Picture};
 use crate::Error;
 
 /// Width of a picture in px.
@@ -17,14 +17,25 @@ const FONT: &str = "Inter, Helvetica, Arial, sans-serif";
 /// plotters writes its sizes divided by this.
 const SIZE_OF_PLOTTERS: f64 = 1.24;
 
+// Lengths below are in px.
 const MARGIN: u32 = 24;
 const PICTURE_TITLE: u32 = 62;
-/// Height of a panel's title, and of the name of its ordinate below.
+/// Height of a panel's title, and of the name of its ordinate below, or the gap that is left without one.
 const PANEL_TITLE: u32 = 38;
 const PANEL_NAME: u32 = 44;
+const PANEL_GAP: u32 = 12;
+/// Between the axes and the next panel on the right: half of the last tick's words.
+const PANEL_RIGHT: u32 = 24;
+/// Below the axes: ticks, and under them the name of the abscissa.
 const X_LABELS: u32 = 78;
+const X_NAME: u32 = 34;
 /// Between the words at ticks of an ordinate and the axis.
 const TICK: u32 = 24;
+const PICTURE_TEXT: u32 = 34;
+const TITLE_TEXT: u32 = 27;
+const TICK_TEXT: u32 = 23;
+/// Dots of a dotted line, and the gaps between.
+const DOTS: [u32; 2] = [4, 8];
 /// Distance of hatching lines.
 const HATCH: i32 = 9;
 
@@ -48,7 +59,7 @@ impl Picture {
         {
             let root = SVGBackend::with_string(&mut svg, (WIDTH * UNITS, self.height * UNITS)).into_drawing_area();
             root.fill(&PAPER)?;
-            let title = text(34, INK, true, HPos::Left, VPos::Top);
+            let title = text(PICTURE_TEXT, INK, true, HPos::Left, VPos::Top);
             root.draw(&Text::new(self.title.as_str(), (units(MARGIN), units(MARGIN)), title))?;
             let grid = root.margin(units(MARGIN + PICTURE_TITLE), units(MARGIN), units(MARGIN), units(MARGIN));
             let rows = self.panels.len().div_ceil(self.columns.len());
@@ -73,25 +84,30 @@ impl Picture {
 
 impl Panel {
     fn draw(&self, area: &Area<'_>) -> Result<(), Error> {
-        let (_, height) = area.dim_in_pixel();
-        let (width, bottom) = (area.dim_in_pixel().0 as i32, height as i32);
-        let place = |x, y, words: &str, style| area.draw(&Text::new(words.to_owned(), (x, y), style));
-        place(0, 0, &self.title, text(27, INK, true, HPos::Left, VPos::Top))?;
-        let title = if self.title.is_empty() { 0 } else { PANEL_TITLE };
-        let head = title + if self.y.name.is_empty() { 12 } else { PANEL_NAME };
-        place(0, units(title), &self.y.name, text(23, NOTE, false, HPos::Left, VPos::Top))?;
-        let right = width - units(24);
-        place(right, bottom - units(34), &self.x.name, text(23, NOTE, false, HPos::Right, VPos::Top))?;
-
         let (x, y) = (&self.x, &self.y);
+        let (width, height) = area.dim_in_pixel();
+        let (right, bottom) = (width as i32 - units(PANEL_RIGHT), height as i32);
+        let title = if self.title.is_empty() { 0 } else { PANEL_TITLE };
+        let head = title + if y.name.is_empty() { PANEL_GAP } else { PANEL_NAME };
+        let name = |anchor| text(TICK_TEXT, NOTE, false, anchor, VPos::Top);
+        for (words, at, style) in [
+            (&self.title, (0, 0), text(TITLE_TEXT, INK, true, HPos::Left, VPos::Top)),
+            (&y.name, (0, units(title)), name(HPos::Left)),
+            (&x.name, (right, bottom - units(X_NAME)), name(HPos::Right)),
+        ] {
+            if !words.is_empty() {
+                area.draw(&Text::new(words.as_str(), at, style))?;
+            }
+        }
+
         let mut chart = ChartBuilder::on(area)
             .margin_top(units(if y.visible { head } else { 0 }))
-            .margin_right(units(24))
+            .margin_right(units(PANEL_RIGHT))
             .x_label_area_size(units(if x.visible { X_LABELS } else { 0 }))
             .y_label_area_size(units(if y.visible { y.room + TICK } else { 0 }))
             .build_cartesian_2d(x.clone(), y.clone())?;
         if x.visible || y.visible {
-            let label = |h, v| text(23, NOTE, false, h, v);
+            let label = |h, v| text(TICK_TEXT, NOTE, false, h, v);
             chart
                 .configure_mesh()
                 .x_label_style(label(HPos::Center, VPos::Top))
@@ -102,22 +118,35 @@ impl Panel {
                 .set_all_tick_mark_size(units(6))
                 .draw()?;
         }
-        self.marks.iter().try_for_each(|mark| mark.draw(&mut chart))
+        for mark in &self.marks {
+            self.check(mark)?;
+            mark.draw(&mut chart)?;
+        }
+        Ok(())
+    }
+
+    /// Lines may leave the axes, and are then held at their edge. A dot there would be a wrong number.
+    fn check(&self, mark: &Mark) -> Result<(), Error> {
+        let Mark::Dots { points, .. } = mark else { return Ok(()) };
+        match points.iter().find(|(x, y)| !(self.x.holds(*x) && self.y.holds(*y))) {
+            Some((x, y)) => {
+                Err(format!("panel `{}`: expected dots within the axes, got one at {x}, {y}", self.title).into())
+            }
+            None => Ok(()),
+        }
     }
 }
 
 impl Mark {
     fn draw(&self, chart: &mut Chart<'_, '_>) -> Result<(), Error> {
         match self {
-            Self::Line { points, color, width, stroke, .. } => {
-                let style = color.stroke_width(width * UNITS);
-                let points = points.iter().copied();
-                match *stroke {
-                    Stroke::Solid => chart.draw_series(LineSeries::new(points, style)).map(drop)?,
-                    Stroke::Dashed(dash, gap) => {
-                        let (dash, gap) = (units(dash) as u32, units(gap) as u32);
-                        chart.draw_series(DashedLineSeries::new(points, dash, gap, style)).map(drop)?;
-                    }
+            Self::Line { points, color, width, dotted, .. } => {
+                let (points, style) = (points.iter().copied(), color.stroke_width(width * UNITS));
+                if *dotted {
+                    let [dot, gap] = DOTS.map(|px| px * UNITS);
+                    chart.draw_series(DashedLineSeries::new(points, dot, gap, style)).map(drop)?;
+                } else {
+                    chart.draw_series(LineSeries::new(points, style)).map(drop)?;
                 }
             }
             Self::Area { points, floor, color, .. } => {

@@ -10,7 +10,7 @@ mod png;
 use plotters::style::RGBColor;
 use plotters::style::text_anchor::HPos;
 
-pub(crate) use axis::{Axis, superscript, thousands};
+pub(crate) use axis::{Axis, power_of_ten, thousands};
 pub(crate) use png::png;
 
 use crate::table::{Cell, Table};
@@ -92,21 +92,13 @@ pub(crate) struct Panel {
     marks: Vec<Mark>,
 }
 
-/// How a line is drawn.
-#[derive(Clone, Copy)]
-enum Stroke {
-    Solid,
-    /// Lengths of dash and gap.
-    Dashed(u32, u32),
-}
-
 enum Mark {
     Line {
         name: String,
         points: Points,
         color: RGBColor,
         width: u32,
-        stroke: Stroke,
+        dotted: bool,
     },
     /// Between the points and the line `y = floor`.
     Area {
@@ -164,13 +156,12 @@ impl Panel {
 
     /// A line, under its name in the table.
     pub(crate) fn line(&mut self, name: impl Into<String>, points: Points, color: RGBColor, width: u32) {
-        self.marks.push(Mark::Line { name: name.into(), points, color, width, stroke: Stroke::Solid });
+        self.marks.push(Mark::Line { name: name.into(), points, color, width, dotted: false });
     }
 
     /// A line of round dots.
     pub(crate) fn dotted(&mut self, name: impl Into<String>, points: Points, color: RGBColor) {
-        let stroke = Stroke::Dashed(4, 8);
-        self.marks.push(Mark::Line { name: name.into(), points, color, width: 3, stroke });
+        self.marks.push(Mark::Line { name: name.into(), points, color, width: 3, dotted: true });
     }
 
     /// A line that only guides the eye: it is not in the table.
