@@ -425,11 +425,11 @@ fn errors() {
         (|s| s.beta = 1.0, "beta: expected 0 <= beta < 1, got 1"),
         (|s| s.beta = f64::NAN, "beta: expected 0 <= beta < 1, got NaN"),
         (|s| s.coordinates = 0, "coordinates: expected 1 or more, got 0"),
-        (|s| s.variances = Variances::Equal(0.0), "variances: expected numbers from 1e-30 to 1e30, got 0"),
+        (|s| s.variances = Variances::Equal(0.0), "variances: expected numbers from 1e-15 to 1e15, got 0"),
         (|s| s.variances = Variances::Listed(vec![]), "variances: expected a list of 1 or more, got 0"),
         (
             |s| s.variances = Variances::Listed(vec![1.0, -1.0]),
-            "variances: expected numbers from 1e-30 to 1e30, got -1",
+            "variances: expected numbers from 1e-15 to 1e15, got -1",
         ),
         (|s| s.law = Law::StudentT { freedom: 2.0 }, "freedom: expected a finite number above 2, got 2"),
         (
