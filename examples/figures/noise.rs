@@ -14,7 +14,7 @@ pub(crate) const FIGURE: Figure = Figure {
     title: "What the noise costs",
     alt: "Three panels over the decay. The variance of stochastically rounded moments levels off at a height set \
           by the fraction bits, measured dots on the lines of the law, higher under a moving scale. The mean \
-          under nearest rounding leaves 1, in coarse formats down to a tenth; that of stochastic rounding stays \
+          under nearest rounding leaves 1, in coarse formats down to a fiftieth; that of stochastic rounding stays \
           at 1.",
     caption: "Relative variance of stored second moments under stochastic rounding, simulated (dots, 2048 \
               coordinates whose variances spread evenly over a binade: a standard error of 3 to 4 %) and by the \
