@@ -140,6 +140,7 @@ pub struct Cast<D = Draw> {
     missing_nan: MissingNan,
     scale: i32,
     isa: Option<Isa>,
+    width: Option<Width>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -152,7 +153,7 @@ enum Rounding<D> {
 
 impl Cast {
     const fn of(rounding: Rounding<Draw>) -> Self {
-        Self { rounding, overflow: None, missing_nan: MissingNan::Largest, scale: 0, isa: None }
+        Self { rounding, overflow: None, missing_nan: MissingNan::Largest, scale: 0, isa: None, width: None }
     }
 
     /// To nearest, ties to the even code.
@@ -190,6 +191,7 @@ impl<D: Draws> Cast<D> {
             missing_nan: MissingNan::Largest,
             scale: 0,
             isa: None,
+            width: None,
         }
     }
 
@@ -211,6 +213,12 @@ impl<D: Draws> Cast<D> {
     /// Runs at this level instead of the best one.
     pub const fn isa(self, isa: Isa) -> Self {
         Self { isa: Some(isa), ..self }
+    }
+
+    /// Takes 16-bit draws whatever the target, as the states of an optimizer do.
+    #[cfg(feature = "stall")]
+    pub(crate) const fn draws_of_16_bits(self) -> Self {
+        Self { width: Some(Width::Bits16), ..self }
     }
 
     /// Casts into a new vector.
@@ -327,7 +335,7 @@ impl<D: Draws> Cast<D> {
             format,
             scale: self.scale,
             overflow: self.overflow.unwrap_or(Overflow::of(format)),
-            width: if format == Format::BF16 { Width::Bits16 } else { Width::Bits32 },
+            width: self.width.unwrap_or(if format == Format::BF16 { Width::Bits16 } else { Width::Bits32 }),
             rounding: self.rounding,
             isa: self.isa.unwrap_or_else(Isa::best),
         };

@@ -44,7 +44,7 @@
 //!
 //! The rooms: [`format`](mod@format) (descriptors, storage types, packed slices), [`round`] (one element), [`random`] (the
 //! streams), [`cast`] (slices), [`measure`] (what a cast lost), `optim` (steps whose states are stored in few bits; feature
-//! `std`), and `cuda` (casts and steps on a GPU; feature `cuda`).
+//! `std`), `stall` (how often such a state stands still, and what to do about it; feature `stall`), and `cuda` (casts and steps on a GPU; feature `cuda`).
 #![cfg_attr(not(feature = "std"), no_std)]
 
 extern crate alloc;
@@ -67,6 +67,8 @@ pub mod measure;
 pub mod optim;
 pub mod random;
 pub mod round;
+#[cfg(feature = "stall")]
+pub mod stall;
 mod threads;
 
 pub use cast::{decode, nearest_cast, sr_cast};

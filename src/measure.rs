@@ -123,7 +123,7 @@ impl AddAssign for UlpErrors {
 }
 
 /// Halves a range at multiples of [`CHUNK`] until it is one chunk; results combine up the same tree on any number of threads.
-fn fold<R: Send>(
+pub(crate) fn fold<R: Send>(
     range: Range<usize>,
     work: &(impl Fn(Range<usize>) -> R + Sync),
     combine: &(impl Fn(R, R) -> R + Sync),

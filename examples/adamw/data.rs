@@ -3,13 +3,13 @@
 use halfulp::Draw;
 use halfulp::random::Draws;
 
-use crate::model::INPUTS;
-
 const CSV: &str = include_str!("../data/digits.csv");
+/// Pixels of an image.
+pub(crate) const INPUTS: usize = SIDE * SIDE;
 /// Images kept for testing: the last of the file.
 const TEST: usize = 360;
 /// Pixels on a side.
-const SIDE: usize = 8;
+pub(crate) const SIDE: usize = 8;
 
 /// Images, one after another, with values from 0 to 1, and their digits.
 #[derive(Default)]
@@ -95,6 +95,6 @@ impl<'a> Batches<'a> {
 }
 
 /// A number below `n` from draw `i`.
-fn below(draws: Draw, i: u64, n: u64) -> usize {
+pub(crate) fn below(draws: Draw, i: u64, n: u64) -> usize {
     ((u64::from(draws.draw32(i)) * n) >> 32) as usize
 }

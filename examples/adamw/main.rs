@@ -27,6 +27,7 @@
 //! run with f32 moments rounds them to nearest.
 
 mod data;
+mod math;
 mod meter;
 mod model;
 mod stepper;
@@ -140,15 +141,14 @@ fn train<P: Stored>(
         meter.feed(&grads);
         // The moments at the middle are the first to compare with.
         if step >= steps / 2 {
-            let moments = stepper.moments()?.iter().map(|pair| pair.each_ref().map(|moment| moment.to_f32())).collect();
-            meter.look(&grads, moments);
+            meter.look(&grads, stepper.moments()?)?;
         }
         bar.inc(1);
     }
     let params = stepper.values();
     let (train, _) = model::evaluate(&params, images);
     let (test, accuracy) = model::evaluate(&params, test);
-    let stalled = [meter.first.value(), meter.second.value()];
+    let stalled = [meter.first.share(), meter.second.share()];
     let (untouched, drift) = (meter.untouched(), meter.drift());
     Ok(Outcome { train, test, accuracy, stalled, untouched, drift, digest: stepper.digest()? })
 }

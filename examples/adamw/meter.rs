@@ -1,19 +1,7 @@
 //! What rounding does to the moments: how many stand still, and how far the second drifts.
 
-use halfulp::optim::AdamWConfig;
-
-/// Coordinates of one moment: those counted, and those of them that stalled.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Share {
-    stalled: u64,
-    counted: u64,
-}
-
-impl Share {
-    pub(crate) fn value(self) -> f64 {
-        self.stalled as f64 / self.counted as f64
-    }
-}
+use halfulp::optim::{AdamWConfig, Moment};
+use halfulp::stall::{Comparison, MeterError, StallCounts};
 
 /// Watches the moments of a run. A tensor is known by its place.
 pub(crate) struct Meter {
@@ -22,12 +10,9 @@ pub(crate) struct Meter {
     /// Second moments in f32, fed with the gradients of the run.
     exact: Vec<Vec<f32>>,
     /// Moments after the step before; none until the first look.
-    before: Vec<[Vec<f32>; 2]>,
-    pub(crate) first: Share,
-    pub(crate) second: Share,
-    /// Coordinates without a gradient so far: nothing there can move.
-    untouched: u64,
-    looked: u64,
+    before: Vec<[Moment; 2]>,
+    pub(crate) first: StallCounts,
+    pub(crate) second: StallCounts,
 }
 
 impl Meter {
@@ -37,10 +22,8 @@ impl Meter {
             add: (1.0 - config.beta2) as f32,
             exact: tensors.iter().map(|tensor| vec![0.0; tensor.len()]).collect(),
             before: Vec::new(),
-            first: Share::default(),
-            second: Share::default(),
-            untouched: 0,
-            looked: 0,
+            first: StallCounts::default(),
+            second: StallCounts::default(),
         }
     }
 
@@ -52,38 +35,26 @@ impl Meter {
     }
 
     /// Compares the moments after a step with those after the step before, if it has seen those.
-    ///
-    /// Stalled: the same real number as before. Left out: NaN, and coordinates whose gradient and second moment are zero.
-    pub(crate) fn look(&mut self, grads: &[Vec<f32>], moments: Vec<[Vec<f32>; 2]>) {
+    pub(crate) fn look(&mut self, grads: &[Vec<f32>], moments: Vec<[Moment; 2]>) -> Result<(), MeterError> {
         for ((g, [m, v]), [old_m, old_v]) in grads.iter().zip(&moments).zip(&self.before) {
-            for i in 0..g.len() {
-                self.looked += 1;
-                if g[i] == 0.0 && old_v[i] == 0.0 {
-                    self.untouched += 1;
-                    continue;
-                }
-                for (share, old, new) in [(&mut self.first, old_m[i], m[i]), (&mut self.second, old_v[i], v[i])] {
-                    if !old.is_nan() && !new.is_nan() {
-                        share.counted += 1;
-                        share.stalled += u64::from(old == new);
-                    }
-                }
-            }
+            self.first += Comparison::new(old_m, m).gradients(g).second_moment(old_v).count()?;
+            self.second += Comparison::new(old_v, v).gradients(g).count()?;
         }
         self.before = moments;
+        Ok(())
     }
 
     /// Share of the coordinates left out for want of a gradient.
     pub(crate) fn untouched(&self) -> f64 {
-        self.untouched as f64 / self.looked as f64
+        let StallCounts { untouched, nan, .. } = self.second;
+        untouched as f64 / (untouched + nan + self.second.counted()) as f64
     }
 
     /// Mean of the stored second moment over the exact one, where that is positive, after the last look.
     pub(crate) fn drift(&self) -> f64 {
-        let stored = self.before.iter().flat_map(|[_, v]| v);
+        let stored = self.before.iter().flat_map(|[_, v]| v.to_f32());
         let ratios = stored.zip(self.exact.iter().flatten()).filter(|(_, exact)| **exact > 0.0);
-        let (sum, n) =
-            ratios.fold((0.0, 0u64), |(sum, n), (v, exact)| (sum + f64::from(*v) / f64::from(*exact), n + 1));
+        let (sum, n) = ratios.fold((0.0, 0u64), |(sum, n), (v, exact)| (sum + f64::from(v) / f64::from(*exact), n + 1));
         sum / n as f64
     }
 }

@@ -4,9 +4,9 @@
 use halfulp::Draw;
 use halfulp::random::Draws;
 
-use crate::data::Images;
+use crate::data::{INPUTS, Images};
+use crate::math::{add_scaled, cross_entropy, dot};
 
-pub(crate) const INPUTS: usize = 64;
 /// Name of the weights, name of the biases, inputs, outputs.
 const LAYERS: [(&str, &str, usize, usize); 3] = [
     ("hidden1.weight", "hidden1.bias", INPUTS, 128),
@@ -52,27 +52,10 @@ fn forward(tensors: &[Vec<f32>], pixels: &[f32]) -> [Vec<f32>; 3] {
     outputs
 }
 
-/// Turns logits into the gradient of the mean cross-entropy; returns its sum, and how often the largest logit is right.
-fn cross_entropy(logits: &mut [f32], digits: &[u8]) -> (f64, usize) {
-    let (mut sum, mut right) = (0.0, 0);
-    for (row, &digit) in logits.chunks_exact_mut(CLASSES).zip(digits) {
-        let digit = usize::from(digit);
-        let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        right += usize::from(row[digit] == largest);
-        let own = f64::from(row[digit] - largest);
-        row.iter_mut().for_each(|y| *y = libm::expf(*y - largest));
-        let total: f32 = row.iter().sum();
-        sum += libm::log(total.into()) - own;
-        row.iter_mut().for_each(|y| *y /= total * digits.len() as f32);
-        row[digit] -= 1.0 / digits.len() as f32;
-    }
-    (sum, right)
-}
-
 /// Mean cross-entropy and share of right answers.
 pub(crate) fn evaluate(tensors: &[Vec<f32>], images: &Images) -> (f64, f64) {
     let [_, _, mut logits] = forward(tensors, &images.pixels);
-    let (sum, right) = cross_entropy(&mut logits, &images.digits);
+    let (sum, right) = cross_entropy(&mut logits, CLASSES, &images.digits);
     let n = images.digits.len() as f64;
     (sum / n, right as f64 / n)
 }
@@ -81,7 +64,7 @@ pub(crate) fn evaluate(tensors: &[Vec<f32>], images: &Images) -> (f64, f64) {
 pub(crate) fn gradients(tensors: &[Vec<f32>], batch: &Images) -> (Vec<Vec<f32>>, f64) {
     let mut grads: Vec<Vec<f32>> = tensors.iter().map(|tensor| vec![0.0; tensor.len()]).collect();
     let [first, second, mut delta] = forward(tensors, &batch.pixels);
-    let (sum, _) = cross_entropy(&mut delta, &batch.digits);
+    let (sum, _) = cross_entropy(&mut delta, CLASSES, &batch.digits);
     let layer_inputs = [&batch.pixels, &first, &second];
     for (k, (_, _, inputs, width)) in LAYERS.into_iter().enumerate().rev() {
         let input = layer_inputs[k];
@@ -102,21 +85,4 @@ pub(crate) fn gradients(tensors: &[Vec<f32>], batch: &Images) -> (Vec<Vec<f32>>,
         delta = below;
     }
     (grads, sum / batch.digits.len() as f64)
-}
-
-fn add_scaled(to: &mut [f32], factor: f32, from: &[f32]) {
-    for (to, from) in to.iter_mut().zip(from) {
-        *to += factor * from;
-    }
-}
-
-/// Eight sums side by side, then one.
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut sums = [0.0; 8];
-    for (a, b) in a.chunks(8).zip(b.chunks(8)) {
-        for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
-            *sum += a * b;
-        }
-    }
-    sums.iter().sum()
 }

@@ -1,58 +1,159 @@
-//! Draws the figures into `figures/`: `cargo run --release --example figures`.
+//! Draws every figure and table into `figures/`: `cargo run --release --example figures`, or `-- 3 table-1` for some.
 //!
-//! Every number comes from the crate, with fixed seeds, so that a second run writes the same bytes.
+//! Each figure is a file here: it gathers numbers from the crate and describes panels. Seeds are fixed, mathematics is in
+//! Rust, what was timed or trained is read from recorded files: a second run writes the same bytes.
 
+mod bits;
+mod blocks;
+mod delivered;
+mod distance;
+mod map;
+mod models;
+mod noise;
+mod page;
 mod plot;
+mod prediction;
+mod repeat;
+mod second_moment;
+mod small_update;
+mod speed;
+mod table;
+mod tables;
 
+use std::fs;
 use std::path::Path;
+use std::process::ExitCode;
 
-use halfulp::random::Draws;
-use halfulp::round::{Mode, Overflow, RandomBits, round};
-use halfulp::{Draw, Format, bf16};
-use plot::{INK, MUTED, NEAREST, PATH, Panel, STOCHASTIC};
+use plot::Picture;
+use rayon::prelude::*;
+use table::Table;
 
-const STEPS: u32 = 96;
-const START: f32 = 1.25;
-/// The update in ulps of BF16 at 1.25.
-const SIZE: f64 = 0.3;
+type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// BF16 from 1.25, the same update added again and again, each sum rounded.
-fn path(mode: impl Fn(u32) -> Mode) -> Vec<(f64, f64)> {
-    let ulp = Format::BF16.ulp(START.into());
-    let mut value = START;
-    let mut points = vec![(0.0, 0.0)];
-    for step in 1..=STEPS {
-        let code = round(f64::from(value) + SIZE * ulp, Format::BF16, mode(step), Overflow::Ieee);
-        value = bf16::from_bits(code).to_f32();
-        points.push((step.into(), f64::from(value - START) / ulp));
-    }
-    points
+/// What stands on the page under one heading.
+struct Figure {
+    /// `3`, `table-1`: how the command line names it.
+    id: &'static str,
+    /// Name of its files.
+    file: &'static str,
+    title: &'static str,
+    /// What the picture shows, for those who do not see it.
+    alt: &'static str,
+    /// How the numbers came about.
+    caption: &'static str,
+    /// What to look at.
+    see: &'static str,
+    draw: fn() -> Result<Drawing, Error>,
 }
 
-fn small_update() -> Panel {
-    let seeded =
-        |seed| move |step: u32| Mode::Stochastic(RandomBits::of16(Draw::seeded(seed).step(step.into()).draw16(0)));
-    let mut panel = Panel::new(
-        "An update of 0.3 ulp, added 96 times in BF16",
-        ("steps", 0.0..f64::from(STEPS)),
-        ("distance from 1.25, in ulp", -1.0..38.0),
-    );
-    for seed in 1..=16 {
-        panel.line(format!("seed {seed}"), path(seeded(seed)), PATH, 3);
+impl Figure {
+    /// `Figure 3`, `Table 1`.
+    fn heading(&self) -> String {
+        match self.id.strip_prefix("table-") {
+            Some(number) => format!("Table {number}"),
+            None => format!("Figure {}", self.id),
+        }
     }
-    panel.line("stochastic", path(seeded(7)), STOCHASTIC, 6);
-    panel.dotted("exact", (0..=STEPS).map(|step| (step.into(), SIZE * f64::from(step))).collect(), INK);
-    panel.line("nearest", path(|_| Mode::NearestEven), NEAREST, 6);
-    panel.label((3.0, 35.0), "exact sum, dotted", INK);
-    panel.label((3.0, 32.0), "stochastic, seed 7", STOCHASTIC);
-    panel.label((3.0, 29.0), "stochastic, 16 more seeds", MUTED);
-    panel.label((50.0, 1.7), "nearest: every update is lost", NEAREST);
-    panel
+
+    /// The command that makes it.
+    fn command(&self) -> String {
+        format!("cargo run --release --example figures -- {}", self.id)
+    }
 }
 
-fn main() -> Result<(), plot::Error> {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("figures");
-    small_update().write(&directory, "small-update")?;
-    println!("figures/small-update.svg, figures/small-update.csv");
+/// A picture, if there is one, and its numbers.
+struct Drawing {
+    picture: Option<Picture>,
+    table: Table,
+}
+
+impl From<Picture> for Drawing {
+    fn from(picture: Picture) -> Self {
+        let table = picture.table();
+        Self { picture: Some(picture), table }
+    }
+}
+
+impl From<(Picture, Table)> for Drawing {
+    fn from((picture, table): (Picture, Table)) -> Self {
+        Self { picture: Some(picture), table }
+    }
+}
+
+impl From<Table> for Drawing {
+    fn from(table: Table) -> Self {
+        Self { picture: None, table }
+    }
+}
+
+const FIGURES: &[Figure] = &[
+    small_update::FIGURE,
+    tables::FORMATS,
+    second_moment::FIGURE,
+    prediction::FIGURE,
+    distance::FIGURE,
+    delivered::FIGURE,
+    models::FIGURE,
+    tables::LOSSES,
+    bits::FIGURE,
+    blocks::FIGURE,
+    speed::FIGURE,
+    repeat::FIGURE,
+    noise::FIGURE,
+    map::FIGURE,
+];
+
+/// The root of the repository.
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn chosen(arguments: &[String]) -> Result<Vec<&'static Figure>, Error> {
+    if arguments.is_empty() {
+        return Ok(FIGURES.iter().collect());
+    }
+    let find = |name: &String| {
+        FIGURES.iter().find(|figure| figure.id == name || figure.file == name).ok_or_else(|| {
+            let known: Vec<&str> = FIGURES.iter().map(|figure| figure.id).collect();
+            format!("figure: expected one of {}, got `{name}`", known.join(", ")).into()
+        })
+    };
+    arguments.iter().map(find).collect()
+}
+
+/// Writes what belongs to one figure, and gives back what the page needs of it.
+fn write(figure: &'static Figure, directory: &Path) -> Result<(&'static Figure, Drawing), Error> {
+    let drawing = (figure.draw)().map_err(|error| format!("{}: {error}", figure.heading()))?;
+    let path = |extension| directory.join(figure.file).with_extension(extension);
+    fs::write(path("csv"), drawing.table.csv())?;
+    if let Some(picture) = &drawing.picture {
+        let svg = picture.svg()?;
+        fs::write(path("png"), plot::png(&svg)?)?;
+        fs::write(path("svg"), svg)?;
+    }
+    println!("{}: figures/{}", figure.heading(), figure.file);
+    Ok((figure, drawing))
+}
+
+fn run(arguments: &[String]) -> Result<(), Error> {
+    let figures = chosen(arguments)?;
+    let directory = root().join("figures");
+    fs::create_dir_all(&directory)?;
+    let drawn: Vec<_> = figures.into_par_iter().map(|figure| write(figure, &directory)).collect::<Result<_, _>>()?;
+    if arguments.is_empty() {
+        fs::write(directory.join("index.html"), page::html(&drawn))?;
+        println!("the page: figures/index.html");
+    }
     Ok(())
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }

@@ -22,6 +22,8 @@ mod state;
 
 pub use adamw::{AdamW, AdamWConfig, Parameter};
 pub use rule::Scalars;
+#[cfg(feature = "stall")]
+pub(crate) use rule::power;
 pub use state::{Moment, Real, StateFormat};
 
 use alloc::string::String;

@@ -58,10 +58,21 @@ impl Scalars {
     pub fn step(&self, p: f32, g: f32, m: f32, v: f32) -> [f32; 3] {
         // A factor of 1 changes no bit.
         let g = g * self.gradient_scale * self.clip;
-        let m = self.one_minus_beta1.mul_add(g, self.beta1 * m);
-        let v = self.one_minus_beta2.mul_add(g * g, self.beta2 * v);
+        let (m, v) = (self.first_moment(g, m), self.second_moment(g, v));
         let d = v.sqrt().mul_add(self.root_correction, self.eps);
         let p = self.minus_step.mul_add(m / d, self.minus_decay.mul_add(p, p));
         [p, m, v]
+    }
+
+    /// The new first moment, unrounded.
+    #[inline(always)]
+    pub(crate) fn first_moment(&self, g: f32, m: f32) -> f32 {
+        self.one_minus_beta1.mul_add(g, self.beta1 * m)
+    }
+
+    /// The new second moment, unrounded.
+    #[inline(always)]
+    pub(crate) fn second_moment(&self, g: f32, v: f32) -> f32 {
+        self.one_minus_beta2.mul_add(g * g, self.beta2 * v)
     }
 }

@@ -3,6 +3,8 @@
 
 mod casts;
 mod errors;
+mod predict;
+mod simulations;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -20,7 +20,7 @@ use safetensors::Dtype;
 
 use crate::error::Error;
 use crate::header::{Entry, Header};
-use crate::options::{Args, Choices};
+use crate::options::{Args, Choices, pool};
 use crate::output::{Output, is_file, is_same};
 use crate::plan::{Plan, Work};
 use crate::{demo, say, signals};
@@ -29,9 +29,7 @@ use crate::{demo, say, signals};
 pub(crate) fn run(args: &Args) -> Result<(), Error> {
     let begun = Instant::now();
     let choices = Choices::new(args)?;
-    let threads = args.threads.map_or(0, usize::from);
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-    let pool = pool.map_err(|source| Error::Threads { threads, source })?;
+    let pool = pool(args.threads)?;
     let interrupted = signals::catch().map_err(Error::Signals)?;
     let (input, output) = match (&args.input, &args.output) {
         (Some(input), Some(output)) => (input.clone(), output.clone()),

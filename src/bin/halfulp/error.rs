@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use halfulp::Format;
+use halfulp::stall::SimulationError;
 use safetensors::Dtype;
 
 use crate::header::HeaderError;
@@ -20,6 +21,11 @@ pub(crate) enum Error {
     ScaleOfScales(Format),
     #[error("--threads: expected a number of threads that can be started, got {threads}: {source}")]
     Threads { threads: usize, source: rayon::ThreadPoolBuildError },
+    #[error("--{0}")]
+    Stall(#[from] halfulp::stall::StallError),
+
+    #[error(transparent)]
+    Simulation(#[from] SimulationError),
 
     #[error("IN: expected to make `{0}`, which is there already and another file: move it, or give IN and OUT")]
     DemoExists(PathBuf),

@@ -6,6 +6,8 @@ use halfulp::Format;
 use halfulp::format::Specials;
 use halfulp::round::Overflow;
 
+use crate::table;
+
 const TITLES: [&str; 9] = [
     "name",
     "bits",
@@ -18,17 +20,9 @@ const TITLES: [&str; 9] = [
     "overflow",
 ];
 
-/// Prints a line a format, columns aligned.
+/// Prints a line a format.
 pub(crate) fn print(out: &mut impl Write) -> io::Result<()> {
-    let mut rows = vec![TITLES.map(String::from)];
-    rows.extend(Format::NAMED.map(|(name, format)| row(name, format)));
-    let widths: [usize; TITLES.len()] =
-        std::array::from_fn(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0));
-    for row in rows {
-        let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
-        writeln!(out, "{}", cells.join("  ").trim_end())?;
-    }
-    Ok(())
+    table::print(out, TITLES, Format::NAMED.map(|(name, format)| row(name, format)))
 }
 
 fn row(name: &str, format: Format) -> [String; TITLES.len()] {

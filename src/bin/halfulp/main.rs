@@ -1,4 +1,5 @@
-//! The command `halfulp`: casts model files, prints the formats. Every error is one line and exit code 2.
+//! The command `halfulp`: casts model files, prints the formats, predicts stalling, simulates moments. Every error is one line
+//! and exit code 2.
 
 mod cast;
 mod demo;
@@ -8,7 +9,10 @@ mod header;
 mod options;
 mod output;
 mod plan;
+mod predict;
 mod signals;
+mod simulate;
+mod table;
 #[cfg(test)]
 mod tests;
 
@@ -18,13 +22,17 @@ use std::process::ExitCode;
 use clap::Parser;
 use clap::error::ErrorKind;
 
+use crate::error::Error;
+
 /// Stochastic rounding for low-precision formats.
 #[derive(Parser)]
 #[command(version, arg_required_else_help = true)]
 enum Command {
     Cast(options::Args),
+    Simulate(simulate::Args),
     /// Print the table of named formats
     Formats,
+    Predict(predict::Args),
 }
 
 fn main() -> ExitCode {
@@ -34,17 +42,25 @@ fn main() -> ExitCode {
     };
     let result = match command {
         Command::Cast(args) => cast::run(&args),
-        Command::Formats => {
-            match formats::print(&mut io::stdout().lock()) {
-                // Nobody reads on: no reason to complain.
-                Err(source) if source.kind() != io::ErrorKind::BrokenPipe => Err(error::Error::Print(source)),
-                _ => Ok(()),
-            }
+        Command::Simulate(args) => {
+            simulate::run(&args).and_then(|text| printed(io::stdout().lock().write_all(text.as_bytes())))
         }
+        Command::Formats => printed(formats::print(&mut io::stdout().lock())),
+        Command::Predict(args) => predict::run(&args, &mut io::stdout().lock()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        // Nobody reads on: no reason to complain.
+        Err(Error::Print(source)) if source.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => fail(&error.to_string()),
+    }
+}
+
+fn printed(result: io::Result<()>) -> Result<(), Error> {
+    match result {
+        // Nobody reads on: no reason to complain.
+        Err(source) if source.kind() != io::ErrorKind::BrokenPipe => Err(Error::Print(source)),
+        _ => Ok(()),
     }
 }
 

@@ -62,7 +62,7 @@ Examples:
   halfulp cast model.safetensors model-fp16.safetensors --to fp16 --round nearest --overflow saturate";
 
 #[derive(Clone, Copy, PartialEq, clap::ValueEnum)]
-enum Round {
+pub(crate) enum Round {
     Nearest,
     Stochastic,
 }
@@ -155,4 +155,11 @@ fn regex(argument: &'static str, pattern: &str) -> Result<Regex, Error> {
         let reason = text.lines().last().unwrap_or_default().trim_start_matches("error: ").into();
         Error::Regex { argument, pattern: pattern.into(), reason }
     })
+}
+
+/// A pool of so many threads, or of one a core.
+pub(crate) fn pool(threads: Option<u16>) -> Result<rayon::ThreadPool, Error> {
+    let threads = threads.map_or(0, usize::from);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+    pool.map_err(|source| Error::Threads { threads, source })
 }
