@@ -17,13 +17,17 @@
 //! ```
 
 mod adamw;
+mod norm;
 mod rule;
+mod shard;
 mod state;
 
 pub use adamw::{AdamW, AdamWConfig, Parameter};
+pub use norm::{ChunkSums, Clip, Clipped, GradientNorm, NonFinite, NormError};
 pub use rule::Scalars;
 #[cfg(feature = "stall")]
 pub(crate) use rule::power;
+pub use shard::{Shard, ShardError};
 pub use state::{Moment, Real, StateFormat};
 
 use alloc::string::String;
