@@ -30,14 +30,17 @@ if [ "${1:-}" = --check ]; then
     trap 'rm -rf "$out"' EXIT
 fi
 mkdir -p "$out"
+compile() { # source, module, more flags
+    "$NVCC" -O3 -std=c++17 -arch=compute_80 -fmad=false "${@:3}" -ptx "kernels/$1.cu" -o "$out/$2.ptx"
+    # PTX 7.1 has all that is used and loads in older drivers, once hints that came later are taken out.
+    sed -i -e 's/^\.version .*/.version 7.1/' -e '/\.pragma "used_bytes_mask/d' "$out/$2.ptx"
+}
 for kernel in cast adamw; do
     for source in f32 bf16 fp16; do
-        "$NVCC" -O3 -std=c++17 -arch=compute_80 -fmad=false -DSOURCE_"${source^^}" -ptx "kernels/$kernel.cu" \
-            -o "$out/${kernel}_$source.ptx"
-        # PTX 7.1 has all that is used and loads in older drivers, once hints that came later are taken out.
-        sed -i -e 's/^\.version .*/.version 7.1/' -e '/\.pragma "used_bytes_mask/d' "$out/${kernel}_$source.ptx"
+        compile "$kernel" "${kernel}_$source" -DSOURCE_"${source^^}"
     done
 done
+compile norm norm
 # What the PTX was made of: `cargo test` compares it with the sources.
 (cd kernels && sha256sum ./*.cu ./*.cuh build.sh | LC_ALL=C sort -k2) >"$out/sources.sha256"
 
@@ -50,6 +53,7 @@ budget() {
     case $1 in
     adamw_*) echo 64 ;;
     cast_*) echo 48 ;;
+    norm) echo 64 ;;
     esac
 }
 for arch in 80 90 100 120; do

@@ -15,6 +15,7 @@ typedef unsigned long long u64;
 #define FN_MEMBER static __device__ __forceinline__
 FN float float_of(u32 bits) { return __uint_as_float(bits); }
 FN u32 bits_of(float x) { return __float_as_uint(x); }
+FN double double_of(u64 bits) { return __longlong_as_double((long long)bits); }
 FN u32 high_product(u32 a, u32 b) { return __umulhi(a, b); }
 FN float product_down(float a, float b) { return __fmul_rz(a, b); }
 #else
@@ -31,6 +32,7 @@ typedef uint64_t u64;
 #define FN_MEMBER static inline
 FN float float_of(u32 bits) { float x; std::memcpy(&x, &bits, 4); return x; }
 FN u32 bits_of(float x) { u32 bits; std::memcpy(&bits, &x, 4); return bits; }
+FN double double_of(u64 bits) { double x; std::memcpy(&x, &bits, 8); return x; }
 FN u32 high_product(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
 FN float product_down(float a, float b) {
     // The product is exact in f64; a neighbour of it in f32 is one code away.

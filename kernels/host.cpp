@@ -10,11 +10,14 @@
 //   2, decision, beyond, n, (bits, draw) n times        codes by `code_bf16`, then by `code_fp16`
 //   3, scalars (10), n, (p, g, m, v) n times            p, m, v of `adamw`, canonical
 //   4, n, codes (n)                                     widened from BF16, then from FP16
+//   5, n, f32 bits (n), n at most 4096                  the sum of squares of a chunk, in two words
+//   6, clip rule (3 f64), n, sums (n f64)               the clip factor of each
 // A decision is 0 (nearest), 16 or 32 (stochastic with so many bits).
 #include <cstdio>
 #include <vector>
 
 #include "adamw.cuh"
+#include "norm.cuh"
 #include "random.cuh"
 #include "round.cuh"
 
@@ -65,6 +68,23 @@ template <class D> static void halves() {
     for (size_t i = 0; i < in.size(); i += 2) out.push_back(code_fp16<D>(in[i], in[i + 1]));
 }
 
+// What 128 threads of norm_chunks do.
+static double chunk_sum(const std::vector<u32> &x) {
+    double sums[CHUNK_THREADS];
+    for (u32 t = 0; t < CHUNK_THREADS; t++) {
+        double lane[4] = {0, 0, 0, 0};
+        for (u32 i = 4 * t; i < x.size(); i += ROUND) {
+            u32 bits[4];
+            for (u32 j = 0; j < 4; j++) bits[j] = i + j < x.size() ? x[i + j] : 0;
+            add_squares(lane, bits);
+        }
+        sums[t] = lanes_sum(lane);
+    }
+    for (int half = CHUNK_THREADS / 2; half > 0; half /= 2)
+        for (int k = 0; k < half; k++) sums[k] = sums[2 * k] + sums[2 * k + 1];
+    return canonical_sum(sums[0]);
+}
+
 int main() {
     switch (next()) {
     case 0: {
@@ -99,6 +119,19 @@ int main() {
         for (u32 &word : in) word = next();
         for (u32 code : in) out.push_back(widen_bf16(code));
         for (u32 code : in) out.push_back(widen_fp16(code));
+        break;
+    }
+    case 5: {
+        std::vector<u32> in(next());
+        for (u32 &word : in) word = next();
+        double sum = chunk_sum(in);
+        out.resize(2);
+        std::memcpy(out.data(), &sum, 8);
+        break;
+    }
+    case 6: {
+        ClipRule rule = read<ClipRule>();
+        for (u32 n = next(); n > 0; n--) out.push_back(bits_of(clip_factor(rule, read<double>())));
         break;
     }
     }

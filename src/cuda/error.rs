@@ -5,7 +5,7 @@ use alloc::string::{String, ToString};
 use cudarc::driver::DriverError;
 use cudarc::driver::sys::CUresult;
 
-use crate::optim::OptimError;
+use crate::optim::{NormError, OptimError};
 
 /// Why a GPU call was refused or failed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -112,6 +112,9 @@ pub enum CudaError {
     /// An optimizer's own refusal.
     #[error(transparent)]
     Optim(#[from] OptimError),
+    /// A norm's own refusal.
+    #[error(transparent)]
+    Norm(#[from] NormError),
     /// Anything else that the driver reports.
     #[error("CUDA driver: {name}: {message}")]
     Driver {

@@ -197,6 +197,10 @@ impl<T> DeviceVec<T> {
         self.len == 0
     }
 
+    pub(super) fn ordinal(&self) -> usize {
+        self.memory.context().ordinal()
+    }
+
     /// The address in device memory, to hand to others. It is valid as long as this lives.
     #[must_use]
     pub fn address(&self) -> u64 {

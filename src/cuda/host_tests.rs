@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use half::f16;
 
 use crate::Format;
-use crate::optim::AdamWConfig;
+use crate::optim::{AdamWConfig, ChunkSums, Clip};
 use crate::random::Keys;
 use crate::round::lanes::Target32;
 use crate::round::lanes::tests::first_up;
@@ -199,5 +199,41 @@ fn the_rule_is_the_rule() {
         let [p, g, m, v] = [0, 1, 2, 3].map(|i| f32::from_bits(input[i]));
         let expected = scalars.step(p, g, m, v).map(|x| if x.is_nan() { 0x7FC0_0000 } else { x.to_bits() });
         assert_eq!(output, expected, "{input:#x?}");
+    }
+}
+
+/// Chunks of every length around a lane, a thread and a round; the clip factor over every exponent.
+#[test]
+fn the_norm_is_the_norm() {
+    let Some(program) = program() else { return };
+    for n in (0..8).chain([127, 128, 511, 512, 513, 2047, 4093, 4095, 4096]) {
+        for finite in [true, false] {
+            let mut bits = words(n.max(16));
+            bits.truncate(n);
+            if finite {
+                // Few binades, so that the order of additions shows.
+                bits.iter_mut().for_each(|bits| *bits = *bits & 0x83FF_FFFF | 120 << 23);
+            }
+            let answer = ask(program, &[&[5, n as u32][..], &bits].concat());
+            let grads: Vec<f32> = bits.iter().map(|&bits| f32::from_bits(bits)).collect();
+            let expected = ChunkSums::of(0, &grads).sums().first().map_or(0, |sum| sum.to_bits());
+            assert_eq!([answer[0], answer[1]], [expected as u32, (expected >> 32) as u32], "{n} {finite}");
+        }
+    }
+    let sums: Vec<f64> = words(1 << 15)
+        .chunks(2)
+        .map(|pair| f64::from_bits(u64::from(pair[0] & 0x7FFF_FFFF) << 32 | u64::from(pair[1])))
+        .chain([0.0, 1.0, f64::INFINITY, f64::NAN, 1e308])
+        .collect();
+    for (max_norm, scale) in [(1.0, 1.0), (0.3, -1.0 / 1024.0), (1e30, 3.0), (0.0, 1.0)] {
+        let rule = Clip::new(max_norm).unwrap().rule(scale);
+        // SAFETY: `repr(C)` and three f64.
+        let rule_words = unsafe { core::mem::transmute::<crate::optim::ClipRule, [u32; 6]>(rule) };
+        let pairs = sums.iter().flat_map(|sum| [sum.to_bits() as u32, (sum.to_bits() >> 32) as u32]);
+        let request: Vec<u32> = [6].into_iter().chain(rule_words).chain([sums.len() as u32]).chain(pairs).collect();
+        for (&sum, got) in sums.iter().zip(ask(program, &request)) {
+            let (expected, got) = (rule.factor(sum), f32::from_bits(got));
+            assert!(expected.to_bits() == got.to_bits() || expected.is_nan() && got.is_nan(), "{max_norm} {sum} {got}");
+        }
     }
 }

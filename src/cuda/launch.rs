@@ -9,7 +9,7 @@ use cudarc::driver::{CudaFunction, DeviceRepr, LaunchConfig, PushKernelArg, sys}
 use cudarc::nvrtc::Ptx;
 
 use super::{CudaError, Gpu};
-use crate::optim::Scalars;
+use crate::optim::{ClipRule, Scalars};
 use crate::random::Keys;
 use crate::round::lanes::Target32;
 
@@ -46,13 +46,14 @@ impl ElementType {
 const PTX_VERSION: (&str, &str) = ("7.1", "11.1");
 
 /// The kernels' PTX, by module name.
-const PTX: [(&str, &str); 6] = [
+const PTX: [(&str, &str); 7] = [
     ("cast_f32", include_str!("../../kernels/ptx/cast_f32.ptx")),
     ("cast_bf16", include_str!("../../kernels/ptx/cast_bf16.ptx")),
     ("cast_fp16", include_str!("../../kernels/ptx/cast_fp16.ptx")),
     ("adamw_f32", include_str!("../../kernels/ptx/adamw_f32.ptx")),
     ("adamw_bf16", include_str!("../../kernels/ptx/adamw_bf16.ptx")),
     ("adamw_fp16", include_str!("../../kernels/ptx/adamw_fp16.ptx")),
+    ("norm", include_str!("../../kernels/ptx/norm.ptx")),
 ];
 
 /// Digest of every kernel source as it was when the PTX was made.
@@ -127,12 +128,36 @@ pub(super) struct StepArguments {
     pub(super) scalars: Scalars,
 }
 
+/// Arguments of norm_chunks of norm.cu.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct ChunksArguments {
+    pub(super) chunks: u64,
+    pub(super) sums: u64,
+}
+
+/// Arguments of norm_combine of norm.cu.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct CombineArguments {
+    pub(super) sums: u64,
+    pub(super) n: u64,
+    pub(super) out: u64,
+    pub(super) norm: u64,
+    pub(super) clip: ClipRule,
+}
+
 // SAFETY: `repr(C)`, integers and floats alone, in the layout of the struct of the same fields in cast.cu.
 unsafe impl DeviceRepr for CastArguments {}
 // SAFETY: as above, in adamw.cu.
 unsafe impl DeviceRepr for StepArguments {}
+// SAFETY: as above, in norm.cu.
+unsafe impl DeviceRepr for ChunksArguments {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for CombineArguments {}
 
-const THREADS: u32 = 128;
+/// Threads of a block.
+pub(super) const THREADS: u32 = 128;
 
 /// Launches a kernel over `n` elements, `each` of them to a thread.
 ///
@@ -260,6 +285,15 @@ mod tests {
                 assert!(!source.contains("_param_1"), "{name}");
             }
         }
+    }
+
+    #[test]
+    fn layouts_of_the_norm() {
+        assert_eq!((size_of::<ChunksArguments>(), size_of::<CombineArguments>(), size_of::<ClipRule>()), (16, 56, 24));
+        let (_, source) = PTX.iter().find(|(name, _)| *name == "norm").unwrap();
+        assert_eq!(source.matches(".visible .entry ").count(), 2);
+        assert!(source.contains("norm_chunks_param_0[16]") && source.contains("norm_combine_param_0[56]"));
+        assert!(!source.contains("_param_1"));
     }
 
     #[test]

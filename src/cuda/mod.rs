@@ -23,9 +23,11 @@ mod gpu;
 #[cfg(test)]
 mod host_tests;
 mod launch;
+mod norm;
 
 pub use adamw::{AdamW, DeviceParameter, StepMemory};
 pub use cast::{CastMemory, DevicePacked, Source};
 pub use error::CudaError;
 pub use gpu::{DeviceVec, Gpu};
 pub use launch::{ElementType, SOURCES};
+pub use norm::{DeviceGradients, DeviceNorm, GradientMemory, NormResult};

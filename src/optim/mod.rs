@@ -23,6 +23,8 @@ mod shard;
 mod state;
 
 pub use adamw::{AdamW, AdamWConfig, Parameter};
+#[cfg(feature = "cuda")]
+pub(crate) use norm::ClipRule;
 pub use norm::{ChunkSums, Clip, Clipped, GradientNorm, NonFinite, NormError};
 pub use rule::Scalars;
 #[cfg(feature = "stall")]

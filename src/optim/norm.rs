@@ -292,13 +292,29 @@ impl Clip {
         match self.non_finite {
             NonFinite::Skip if !norm.is_finite() => Ok(Clipped::Skip),
             NonFinite::Refuse if !norm.is_finite() => Err(NormError::NonFinite { got: norm.value() }),
-            _ => Ok(Clipped::Factor(self.factor(norm.sum_of_squares, gradient_scale))),
+            _ => Ok(Clipped::Factor(self.rule(gradient_scale).factor(norm.sum_of_squares))),
         }
     }
 
-    /// `kernels/norm.cuh` has its twin.
-    fn factor(&self, sum_of_squares: f64, gradient_scale: f32) -> f32 {
-        let scaled = sum_of_squares.sqrt() * f64::from(gradient_scale).abs();
+    pub(crate) fn rule(&self, gradient_scale: f32) -> ClipRule {
+        ClipRule { max_norm: self.max_norm, eps: self.eps, gradient_scale: f64::from(gradient_scale).abs() }
+    }
+}
+
+/// What the coefficient is made of, in the layout of `ClipRule` in `kernels/norm.cuh`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct ClipRule {
+    max_norm: f64,
+    eps: f64,
+    /// Absolute.
+    gradient_scale: f64,
+}
+
+impl ClipRule {
+    /// `clip_factor` of `kernels/norm.cuh`.
+    pub(crate) fn factor(&self, sum_of_squares: f64) -> f32 {
+        let scaled = sum_of_squares.sqrt() * self.gradient_scale;
         let factor = self.max_norm / (scaled + self.eps);
         // A comparison that NaN fails, so that it stays.
         if factor > 1.0 { 1.0 } else { factor as f32 }
