@@ -128,7 +128,7 @@ pub(super) struct StepArguments {
     pub(super) scalars: Scalars,
 }
 
-/// Arguments of norm_chunks of norm.cu.
+/// Arguments of `norm_chunks` of norm.cu.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct ChunksArguments {
@@ -136,7 +136,7 @@ pub(super) struct ChunksArguments {
     pub(super) sums: u64,
 }
 
-/// Arguments of norm_combine of norm.cu.
+/// Arguments of `norm_combine` of norm.cu.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct CombineArguments {

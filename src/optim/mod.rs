@@ -18,6 +18,7 @@
 
 mod adamw;
 mod norm;
+pub mod remainder;
 mod rule;
 mod shard;
 mod state;
