@@ -6,7 +6,7 @@ use alloc::string::String;
 
 use super::rule::{Scalars, power};
 use super::state::{Moment, Real, StateFormat};
-use super::{OptimError, Rounding};
+use super::{OptimError, ResetMoments, Rounding};
 use crate::isa::{Isa, Kernel, at_level};
 use crate::random::{BLOCK, Draw, Generator, Role, SrStates, Width, Words, tensor_id};
 use crate::round::lanes::{Decide, Draws16, NearestEven};
@@ -67,7 +67,15 @@ impl AdamWConfig {
     /// # Errors
     /// [`OptimError::Config`] for `t = 0`, where the bias corrections divide by zero.
     pub fn scalars(&self, t: u64) -> Result<Scalars, OptimError> {
-        if t == 0 {
+        self.scalars_of_ages(t, t)
+    }
+
+    /// [`scalars`](Self::scalars) where the moments differ in age, the second having been reset alone.
+    ///
+    /// # Errors
+    /// [`OptimError::Config`] if either is 0.
+    pub fn scalars_of_ages(&self, first: u64, second: u64) -> Result<Scalars, OptimError> {
+        if first == 0 || second == 0 {
             return Err(OptimError::Config { argument: "t", expected: "an age of 1 or more", got: 0.0 });
         }
         Ok(Scalars {
@@ -75,8 +83,8 @@ impl AdamWConfig {
             one_minus_beta1: (1.0 - self.beta1) as f32,
             beta2: self.beta2 as f32,
             one_minus_beta2: (1.0 - self.beta2) as f32,
-            minus_step: -(self.lr / (1.0 - power(self.beta1, t))) as f32,
-            root_correction: (1.0 / (1.0 - power(self.beta2, t)).sqrt()) as f32,
+            minus_step: -(self.lr / (1.0 - power(self.beta1, first))) as f32,
+            root_correction: (1.0 / (1.0 - power(self.beta2, second)).sqrt()) as f32,
             eps: self.eps as f32,
             minus_decay: -(self.lr * self.weight_decay) as f32,
             gradient_scale: if self.maximize { -1.0 } else { 1.0 },
@@ -126,7 +134,10 @@ impl<'a, P: Real, G: Real> Parameter<'a, P, G> {
 struct TensorState {
     m: Moment,
     v: Moment,
+    /// Steps since the second moment was zero.
     age: u64,
+    /// Steps since the first moment was zero, which more lie back only if the second alone was reset.
+    first_age: u64,
 }
 
 /// AdamW with stored moments of few bits.
@@ -209,10 +220,29 @@ impl AdamW {
         self.step
     }
 
-    /// Age of a tensor: its own steps executed. 0 for one that has not been stepped.
+    /// Age of a tensor: its own steps executed since the last reset. 0 for one that has not been stepped.
     #[must_use]
     pub fn age(&self, id: u64) -> u64 {
         self.tensors.get(&id).map_or(0, |state| state.age)
+    }
+
+    /// Ids of the tensors that have states, ascending.
+    pub fn tensors(&self) -> impl Iterator<Item = u64> {
+        self.tensors.keys().copied()
+    }
+
+    /// Zeroes moments of a tensor and restarts their age. The optimizer's step, which keys the random draws, goes on, so that
+    /// no noise is seen twice. False, and nothing to do, for a tensor that has not been stepped.
+    pub fn reset(&mut self, id: u64, moments: ResetMoments) -> bool {
+        let Some(state) = self.tensors.get_mut(&id) else { return false };
+        let n = state.v.len();
+        state.v = Moment::zeroed(self.format, n);
+        state.age = 0;
+        if moments == ResetMoments::Both {
+            state.m = Moment::zeroed(self.format, n);
+            state.first_age = 0;
+        }
+        true
     }
 
     /// First and second moment of a tensor; `None` for one that has not been stepped.
@@ -281,9 +311,11 @@ impl AdamW {
             m: Moment::zeroed(self.format, n),
             v: Moment::zeroed(self.format, n),
             age: 0,
+            first_age: 0,
         });
-        let scalars = self.config.scalars(state.age + 1)?;
+        let scalars = self.config.scalars_of_ages(state.first_age + 1, state.age + 1)?;
         state.age += 1;
+        state.first_age += 1;
         let draws = |rounding, role, sr_states: u64| match rounding {
             Rounding::Nearest => Noise::None,
             Rounding::Stochastic { seed } => {

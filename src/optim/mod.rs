@@ -19,6 +19,7 @@
 mod adamw;
 mod norm;
 pub mod remainder;
+mod reset;
 mod rule;
 mod shard;
 mod state;
@@ -27,6 +28,9 @@ pub use adamw::{AdamW, AdamWConfig, Parameter};
 #[cfg(feature = "cuda")]
 pub(crate) use norm::ClipRule;
 pub use norm::{ChunkSums, Clip, Clipped, GradientNorm, NonFinite, NormError};
+pub use reset::ResetMoments;
+#[cfg(feature = "stall")]
+pub use reset::{ResetDue, ResetError, ResetEvent, ResetProgress, ResetSchedule, ResetScope, Resets, Stepped};
 pub use rule::Scalars;
 #[cfg(feature = "stall")]
 pub(crate) use rule::power;

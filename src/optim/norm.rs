@@ -35,7 +35,7 @@ const LANES: usize = BLOCK;
 /// let (a, b) = (vec![3.0f32; 4], vec![4.0f32; 4]);
 /// let norm = GradientNorm::gather([&ChunkSums::of(0, &a), &ChunkSums::of(1, &b)])?;
 /// assert_eq!(norm.value(), 10.0);
-/// assert_eq!(Clip::new(1.0)?.coefficient(norm, 1.0)?, Clipped::Factor(0.1));
+/// assert_eq!(Clip::new(1.0)?.coefficient(norm, 1.0)?, Clipped::Factor((1.0 / (10.0 + 1e-6)) as f32));
 /// # Ok::<(), halfulp::optim::NormError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]

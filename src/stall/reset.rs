@@ -168,6 +168,16 @@ impl AdaptiveReset {
         Ok(Self { beta2, threshold, age: 0, sum: 0.0 })
     }
 
+    /// A rule that goes on at an [`age`](Self::age) and a [`loss`](Self::loss).
+    ///
+    /// # Errors
+    /// [`StallError::Range`] as [`with_threshold`](Self::with_threshold), or if `loss` is not a number from 0 to `age`.
+    pub fn resume(beta2: f64, threshold: f64, age: u64, loss: f64) -> Result<Self, StallError> {
+        let rule = Self::with_threshold(beta2, threshold)?;
+        check((0.0..=age as f64).contains(&loss), "loss", "a number from 0 to the age", loss)?;
+        Ok(Self { age, sum: loss, ..rule })
+    }
+
     /// Takes in the stalled share of one more step; whether the state is now to be reset.
     ///
     /// # Errors
@@ -186,6 +196,12 @@ impl AdaptiveReset {
     #[must_use]
     pub fn age(&self) -> u64 {
         self.age
+    }
+
+    /// Sum of what each of these steps lost, `max(0, (stalled - threshold)/(1 - threshold))`.
+    #[must_use]
+    pub fn loss(&self) -> f64 {
+        self.sum
     }
 
     fn add(&mut self, stalled: f64) -> bool {
