@@ -109,6 +109,13 @@ enum Label<'a> {
 }
 
 impl Label<'_> {
+    fn name(self) -> Option<String> {
+        match self {
+            Self::Name(name) => Some(name.into()),
+            Self::Number(_) => None,
+        }
+    }
+
     fn text(self) -> String {
         match self {
             Self::Name(name) => format!("`{name}`"),
@@ -131,13 +138,15 @@ impl<'a, P: Real, G: Real> Parameter<'a, P, G> {
 
 /// State of one tensor.
 #[derive(Clone, Debug, PartialEq)]
-struct TensorState {
-    m: Moment,
-    v: Moment,
+pub(super) struct TensorState {
+    /// `None` if it is known by number.
+    pub(super) name: Option<String>,
+    pub(super) m: Moment,
+    pub(super) v: Moment,
     /// Steps since the second moment was zero.
-    age: u64,
-    /// Steps since the first moment was zero, which more lie back only if the second alone was reset.
-    first_age: u64,
+    pub(super) age: u64,
+    /// Steps since the first moment was zero: as many, or more where the second alone was reset.
+    pub(super) first_age: u64,
 }
 
 /// AdamW with stored moments of few bits.
@@ -146,15 +155,15 @@ struct TensorState {
 /// optimizer counts calls and keys the random draws.
 #[derive(Clone, Debug)]
 pub struct AdamW {
-    config: AdamWConfig,
-    format: StateFormat,
-    states: Rounding,
-    parameters: Rounding,
-    isa: Isa,
-    step: u64,
+    pub(super) config: AdamWConfig,
+    pub(super) format: StateFormat,
+    pub(super) states: Rounding,
+    pub(super) parameters: Rounding,
+    pub(super) isa: Isa,
+    pub(super) step: u64,
     /// Counters used so far under [`Rounding::SrStates`].
-    offset: u64,
-    tensors: BTreeMap<u64, TensorState>,
+    pub(super) offset: u64,
+    pub(super) tensors: BTreeMap<u64, TensorState>,
 }
 
 impl AdamW {
@@ -308,6 +317,7 @@ impl AdamW {
     fn step_tensor<P: Real, G: Real>(&mut self, tensor: &mut Parameter<'_, P, G>) -> Result<(), OptimError> {
         let n = tensor.params.len();
         let state = self.tensors.entry(tensor.id).or_insert_with(|| TensorState {
+            name: tensor.label.name(),
             m: Moment::zeroed(self.format, n),
             v: Moment::zeroed(self.format, n),
             age: 0,

@@ -17,6 +17,8 @@
 //! ```
 
 mod adamw;
+#[cfg(feature = "checkpoint")]
+pub mod checkpoint;
 mod norm;
 pub mod remainder;
 mod reset;

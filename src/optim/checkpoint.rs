@@ -1,0 +1,710 @@
+//! Checkpoints of an optimizer: one safetensors file, version 1.
+//!
+//! [`save`] writes the states as they are stored, the counters that key noise and correct bias, seeds, hyper-parameters and
+//! the reset schedule; [`load`] gives an optimizer that goes on as the saved one would have, bit for bit. Saving only reads, is
+//! valid before the first step, and puts the file in place whole: it is written beside its final name, flushed to the disk
+//! and then renamed, so that whenever the process or the machine stops, the file of that name is the old or the new one. (A
+//! process that is killed leaves the unfinished file, `.halfulp-*.part`, which may be deleted.)
+//!
+//! ```
+//! use halfulp::optim::{AdamW, AdamWConfig, Rounding, StateFormat, checkpoint};
+//! # let path = std::env::temp_dir().join(format!("halfulp-doc-{}.safetensors", std::process::id()));
+//! let mut opt = AdamW::new(AdamWConfig::default(), StateFormat::Bf16, Rounding::stochastic(7))?;
+//! let mut w = [1.0f32; 100];
+//! opt.step(&mut w, &[0.1; 100])?;
+//! checkpoint::save(&path, &opt, None)?;
+//!
+//! let mut resumed = checkpoint::load(&path)?.optimizer;
+//! let mut copy = w;
+//! opt.step(&mut w, &[0.2; 100])?;
+//! resumed.step(&mut copy, &[0.2; 100])?;
+//! assert_eq!((w, opt.moments(0)), (copy, resumed.moments(0)));
+//! # std::fs::remove_file(path)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # The file
+//! Of each tensor known by name, `NAME::m` and `NAME::v`; of one known by number, `#NUMBER::m` and `#NUMBER::v`; in the dtype
+//! of the state's format, of shape `[elements]`. The metadata, strings to strings; integers are decimal strings, other
+//! numbers the shortest decimal strings that read as the same f64:
+//!
+//! | key | value |
+//! |---|---|
+//! | `halfulp` | `optimizer`: what the file is |
+//! | `version`, `stream`, `arithmetic` | `1` each |
+//! | `optimizer` | `adamw` |
+//! | `step` | steps executed |
+//! | `offset` | counters used under `sr-states` rounding |
+//! | `format` | format of the states of tensors to come |
+//! | `rounding`, `parameter_rounding` | `nearest`, `stochastic` or `sr-states` |
+//! | `seed`, `parameter_seed` | their seeds, where they have one |
+//! | `hyper_parameters` | JSON: those of tensors to come |
+//! | `resets` | JSON: the reset schedule and its progress, if there is one |
+//! | `tensor.NAME` | JSON: `id`, `named`, `age`, `first_age`, `shape`, `m`, `v` (formats), `hyper_parameters` |
+
+use alloc::collections::BTreeMap;
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+use serde_json::{Map, Value, json};
+
+use super::adamw::TensorState;
+use super::{
+    AdamW, AdamWConfig, Moment, OptimError, ResetError, ResetMoments, ResetProgress, ResetSchedule, ResetScope, Resets,
+    Rounding, StateFormat,
+};
+use crate::format::Format;
+use crate::random::tensor_id;
+
+/// What a checkpoint holds.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Checkpoint {
+    /// The optimizer, at the best instruction-set level of this CPU.
+    pub optimizer: AdamW,
+    /// The reset schedule, if one was saved, without its log.
+    pub resets: Option<Resets>,
+}
+
+/// Why a checkpoint was not written or read. A file that was there is as it was, and so is an optimizer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// The file system refused.
+    #[error("{path}: could not {action}: {source}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// Where.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// Not a safetensors file.
+    #[error("expected a safetensors file, got one whose header does not parse: {reason}")]
+    NotSafetensors {
+        /// What is wrong.
+        reason: String,
+    },
+    /// A file that is longer or shorter than its header says.
+    #[error(
+        "expected a file of {expected} bytes, as its header says, got {got}: truncated, or written by another program"
+    )]
+    FileLength {
+        /// What the header says.
+        expected: u64,
+        /// What came.
+        got: u64,
+    },
+    /// A safetensors file that is no checkpoint of an optimizer of this crate.
+    #[error("expected an optimizer's checkpoint (metadata `halfulp`: `optimizer`), got a file with {got}")]
+    OtherFormat {
+        /// What there is instead.
+        got: String,
+    },
+    /// A number or name that this version of the crate does not know.
+    #[error("{argument}: expected {expected}, got {got}: written by a later version, or by something else")]
+    Unknown {
+        /// Which.
+        argument: &'static str,
+        /// What this version knows.
+        expected: &'static str,
+        /// What came.
+        got: String,
+    },
+    /// Metadata that do not say what they should.
+    #[error("metadata `{key}`: expected {expected}, got {got}")]
+    Metadata {
+        /// The key, and the field in it.
+        key: String,
+        /// What belongs there.
+        expected: &'static str,
+        /// What came.
+        got: String,
+    },
+    /// States that the metadata name and the file does not have.
+    #[error("tensor `{name}`: expected in the file, got none")]
+    MissingTensor {
+        /// Name of the tensor in the file.
+        name: String,
+    },
+    /// A tensor in the file that no metadata name.
+    #[error("tensor `{name}`: expected one of those in the metadata, got another")]
+    UnknownTensor {
+        /// Its name.
+        name: String,
+    },
+    /// States of another dtype than their format's.
+    #[error("tensor `{name}`: expected dtype {expected}, got {got}")]
+    Dtype {
+        /// Name of the tensor in the file.
+        name: String,
+        /// By its metadata.
+        expected: Dtype,
+        /// What came.
+        got: Dtype,
+    },
+    /// States of another shape than that of their tensor.
+    #[error("tensor `{name}`: expected shape {expected:?}, got {got:?}")]
+    Shape {
+        /// Name of the tensor, or of its state in the file.
+        name: String,
+        /// By its metadata, or by the optimizer that was to be restored.
+        expected: Vec<usize>,
+        /// What came.
+        got: Vec<usize>,
+    },
+    /// An optimizer to be restored whose states have another format.
+    #[error("format of tensor `{name}`: expected {expected:?}, as in the optimizer, got {got:?}")]
+    Format {
+        /// The tensor.
+        name: String,
+        /// Of the optimizer.
+        expected: (StateFormat, StateFormat),
+        /// In the file.
+        got: (StateFormat, StateFormat),
+    },
+    /// Two tensors that would be stored under one name.
+    #[error("tensors {first:#018x} and {second:#018x}: expected different names, got `{name}` for both")]
+    SameName {
+        /// The name.
+        name: String,
+        /// Id of the one.
+        first: u64,
+        /// Id of the other.
+        second: u64,
+    },
+    /// Something that a file of this version cannot hold.
+    #[error("{argument}: not supported in a checkpoint: {reason}")]
+    Unsupported {
+        /// What.
+        argument: &'static str,
+        /// Why.
+        reason: &'static str,
+    },
+    /// Hyper-parameters out of their range.
+    #[error(transparent)]
+    Optim(#[from] OptimError),
+    /// A reset schedule that is none.
+    #[error(transparent)]
+    Reset(#[from] ResetError),
+}
+
+/// State formats: name in the metadata, and dtype of the tensor.
+const FORMATS: [(StateFormat, &str, Dtype); 2] =
+    [(StateFormat::F32, "F32", Dtype::F32), (StateFormat::Bf16, "BF16", Dtype::BF16)];
+
+/// Format and bytes of a moment.
+fn stored(moment: &Moment) -> (StateFormat, &[u8]) {
+    match moment {
+        Moment::F32(x) => (StateFormat::F32, bytemuck::cast_slice(x)),
+        Moment::Bf16(x) => (StateFormat::Bf16, bytemuck::cast_slice(x)),
+    }
+}
+
+fn bytes_mut(moment: &mut Moment) -> &mut [u8] {
+    match moment {
+        Moment::F32(x) => bytemuck::cast_slice_mut(x),
+        Moment::Bf16(x) => bytemuck::cast_slice_mut(x),
+    }
+}
+
+fn format_name(format: StateFormat) -> Result<(&'static str, Dtype), CheckpointError> {
+    let known = FORMATS.iter().find(|(known, _, _)| *known == format);
+    known.map(|&(_, name, dtype)| (name, dtype)).ok_or(CheckpointError::Unsupported {
+        argument: "format",
+        reason: "this format of states has no name in version 1",
+    })
+}
+
+fn format_named(key: &str, name: &str) -> Result<(StateFormat, Dtype), CheckpointError> {
+    let known = FORMATS.iter().find(|(_, known, _)| *known == name);
+    known.map(|&(format, _, dtype)| (format, dtype)).ok_or_else(|| CheckpointError::Metadata {
+        key: key.into(),
+        expected: "a format of states that this version knows",
+        got: format!("`{name}`"),
+    })
+}
+
+/// Saves an optimizer, and its reset schedule if it has one, under `path`: the file there is replaced at once, or not at all.
+/// The directory of `path` must be there.
+///
+/// # Errors
+/// [`CheckpointError::Io`] if the file could not be written; [`CheckpointError::SameName`] if a tensor is named as another
+/// would be for its number (`#5`); [`CheckpointError::Unsupported`] for a schedule from the model of a format without a name.
+pub fn save(path: impl AsRef<Path>, optimizer: &AdamW, resets: Option<&Resets>) -> Result<(), CheckpointError> {
+    let path = path.as_ref();
+    let (header, data) = lay_out(optimizer, resets)?;
+    let directory = match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    let failed = |action, source| CheckpointError::Io { action, path: path.into(), source };
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".halfulp-").suffix(".part");
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666)); // less the umask
+    let mut file = builder.tempfile_in(directory).map_err(|error| failed("create a file beside it", error))?;
+    file.write_all(&header).map_err(|error| failed("write", error))?;
+    for bytes in data {
+        file.write_all(bytes).map_err(|error| failed("write", error))?;
+    }
+    file.as_file().sync_all().map_err(|error| failed("write it to the disk", error))?;
+    file.persist(path).map_err(|error| failed("rename", error.error))?;
+    // The name too is on the disk only when its directory is.
+    #[cfg(unix)]
+    File::open(directory)
+        .and_then(|directory| directory.sync_all())
+        .map_err(|error| failed("write its name", error))?;
+    Ok(())
+}
+
+/// The start of the file up to the data, which begin at a multiple of 8, and the data: wider elements first, as
+/// safetensors orders them, without gaps.
+fn lay_out<'a>(optimizer: &'a AdamW, resets: Option<&Resets>) -> Result<(Vec<u8>, Vec<&'a [u8]>), CheckpointError> {
+    let mut metadata = optimizer_metadata(optimizer)?;
+    if let Some(resets) = resets {
+        metadata.insert("resets".into(), resets_json(resets)?.to_string());
+    }
+    let mut entries = Vec::new();
+    let mut ids = BTreeMap::new();
+    for (&id, state) in &optimizer.tensors {
+        let name = state.name.clone().unwrap_or_else(|| format!("#{id}"));
+        if let Some(first) = ids.insert(name.clone(), id) {
+            return Err(CheckpointError::SameName { name, first, second: id });
+        }
+        metadata.insert(format!("tensor.{name}"), tensor_json(id, state, &optimizer.config)?.to_string());
+        for (suffix, moment) in [("m", &state.m), ("v", &state.v)] {
+            let (format, bytes) = stored(moment);
+            entries.push((format_name(format)?.1, format!("{name}::{suffix}"), moment.len(), bytes));
+        }
+    }
+    entries.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
+    // A map with sorted keys, so that one state gives one file.
+    let mut header: BTreeMap<&str, Value> = BTreeMap::new();
+    header.insert("__metadata__", json!(metadata));
+    let mut end = 0;
+    for (dtype, name, n, bytes) in &entries {
+        let start = end;
+        end += bytes.len();
+        header.insert(name, json!({ "dtype": dtype.to_string(), "shape": [n], "data_offsets": [start, end] }));
+    }
+    let mut json = json!(header).to_string().into_bytes();
+    json.resize(json.len().next_multiple_of(8), b' ');
+    let start = [&(json.len() as u64).to_le_bytes()[..], &json].concat();
+    let data = entries.iter().map(|(_, _, _, bytes)| *bytes).collect();
+    Ok((start, data))
+}
+
+fn optimizer_metadata(optimizer: &AdamW) -> Result<BTreeMap<String, String>, CheckpointError> {
+    let mut metadata: BTreeMap<String, String> = KNOWN.iter().map(|&(key, known)| (key.into(), known.into())).collect();
+    let mut put = |key: &str, value: String| metadata.insert(key.into(), value);
+    put("halfulp", "optimizer".into());
+    put("step", optimizer.step.to_string());
+    put("offset", optimizer.offset.to_string());
+    put("format", format_name(optimizer.format)?.0.into());
+    put("hyper_parameters", config_json(&optimizer.config).to_string());
+    for (prefix, rounding) in [("", optimizer.states), ("parameter_", optimizer.parameters)] {
+        let (name, seed) = match rounding {
+            Rounding::Nearest => ("nearest", None),
+            Rounding::Stochastic { seed } => ("stochastic", Some(seed)),
+            Rounding::SrStates { seed } => ("sr-states", Some(seed)),
+        };
+        put(&format!("{prefix}rounding"), name.into());
+        if let Some(seed) = seed {
+            put(&format!("{prefix}seed"), seed.to_string());
+        }
+    }
+    Ok(metadata)
+}
+
+/// What this version writes, and all that it reads.
+const KNOWN: [(&str, &str); 4] = [("version", "1"), ("stream", "1"), ("arithmetic", "1"), ("optimizer", "adamw")];
+
+fn config_json(config: &AdamWConfig) -> Value {
+    let AdamWConfig { lr, beta1, beta2, eps, weight_decay, maximize, amsgrad: _ } = *config;
+    json!({
+        "lr": lr.to_string(),
+        "beta1": beta1.to_string(),
+        "beta2": beta2.to_string(),
+        "eps": eps.to_string(),
+        "weight_decay": weight_decay.to_string(),
+        "maximize": maximize,
+    })
+}
+
+fn tensor_json(id: u64, state: &TensorState, config: &AdamWConfig) -> Result<Value, CheckpointError> {
+    Ok(json!({
+        "id": id.to_string(),
+        "named": state.name.is_some(),
+        "age": state.age.to_string(),
+        "first_age": state.first_age.to_string(),
+        "shape": [state.m.len().to_string()],
+        "m": format_name(stored(&state.m).0)?.0,
+        "v": format_name(stored(&state.v).0)?.0,
+        "hyper_parameters": config_json(config),
+    }))
+}
+
+fn resets_json(resets: &Resets) -> Result<Value, CheckpointError> {
+    let schedule = match resets.schedule() {
+        ResetSchedule::Off => json!({ "kind": "off" }),
+        ResetSchedule::Every { steps } => json!({ "kind": "every", "steps": steps.to_string() }),
+        ResetSchedule::Model { format, beta2, threshold } => {
+            let name = format.name().ok_or(CheckpointError::Unsupported {
+                argument: "resets",
+                reason: "a schedule from the model of a format without a name; use its period",
+            })?;
+            json!({ "kind": "model", "format": name, "beta2": beta2.to_string(), "threshold": threshold.to_string() })
+        }
+        ResetSchedule::Adaptive { beta2, threshold } => {
+            json!({ "kind": "adaptive", "beta2": beta2.to_string(), "threshold": threshold.to_string() })
+        }
+    };
+    let progress = |progress: ResetProgress| {
+        json!({
+            "tensor": progress.tensor.map(|id| id.to_string()),
+            "steps": progress.steps.to_string(),
+            "loss": progress.loss.to_string(),
+        })
+    };
+    Ok(json!({
+        "schedule": schedule,
+        "moments": match resets.moments() {
+            ResetMoments::Both => "both",
+            ResetMoments::Second => "second",
+        },
+        "scope": match resets.scope() {
+            ResetScope::Tensor => "tensor",
+            ResetScope::All => "all",
+        },
+        "progress": resets.progress().into_iter().map(progress).collect::<Vec<_>>(),
+    }))
+}
+
+/// Loads a checkpoint.
+///
+/// # Errors
+/// [`CheckpointError::NotSafetensors`], [`CheckpointError::FileLength`] and [`CheckpointError::OtherFormat`] for files that are
+/// no checkpoint or not a whole one; [`CheckpointError::Unknown`] for another version, stream, arithmetic or optimizer;
+/// [`CheckpointError::Metadata`], [`CheckpointError::MissingTensor`], [`CheckpointError::UnknownTensor`],
+/// [`CheckpointError::Dtype`] and [`CheckpointError::Shape`] for metadata and states that do not fit together.
+pub fn load(path: impl AsRef<Path>) -> Result<Checkpoint, CheckpointError> {
+    let path = path.as_ref();
+    let mut source = Source::open(path)?;
+    let metadata = &source.metadata;
+    check_known(metadata)?;
+    let top = Top(metadata);
+    let config = config_of("hyper_parameters", &top.json("hyper_parameters")?)?;
+    let optimizer = AdamW::new(config, format_named("format", top.text("format")?)?.0, top.rounding("")?)?
+        .parameter_rounding(top.rounding("parameter_")?)?;
+    let mut optimizer = AdamW { step: top.integer("step")?, offset: top.integer("offset")?, ..optimizer };
+    let resets = metadata.get("resets").map(|_| resets_of(&top.json("resets")?)).transpose()?;
+    let names: Vec<String> =
+        metadata.keys().filter_map(|key| key.strip_prefix("tensor.")).map(ToString::to_string).collect();
+    for name in &names {
+        let key = format!("tensor.{name}");
+        let described = Top(&source.metadata).json(&key)?;
+        let (id, state) = source.state(name, &Fields::of(&key, &described)?, &config)?;
+        if optimizer.tensors.insert(id, state).is_some() {
+            return Err(Fields::of(&key, &described)?.refuse("id", "an id of its own", &id.to_string()));
+        }
+    }
+    match source.tensors.into_keys().next() {
+        Some(name) => Err(CheckpointError::UnknownTensor { name }),
+        None => Ok(Checkpoint { optimizer, resets }),
+    }
+}
+
+/// Loads a checkpoint into an optimizer that has been stepped, or not, in place of all that it holds; its instruction-set level
+/// stays. Gives the reset schedule.
+///
+/// # Errors
+/// As [`load`]; [`CheckpointError::MissingTensor`], [`CheckpointError::Shape`] and [`CheckpointError::Format`] if a tensor of
+/// the optimizer is not in the file, or of another length or format there. The optimizer is as it was then.
+pub fn restore(path: impl AsRef<Path>, optimizer: &mut AdamW) -> Result<Option<Resets>, CheckpointError> {
+    let loaded = load(path)?;
+    for (id, state) in &optimizer.tensors {
+        let name = || state.name.clone().unwrap_or_else(|| format!("#{id}"));
+        let there = loaded.optimizer.tensors.get(id).ok_or_else(|| CheckpointError::MissingTensor { name: name() })?;
+        let (expected, got) = (state.m.len(), there.m.len());
+        if expected != got {
+            return Err(CheckpointError::Shape { name: name(), expected: [expected].into(), got: [got].into() });
+        }
+        let formats = |state: &TensorState| (stored(&state.m).0, stored(&state.v).0);
+        let (expected, got) = (formats(state), formats(there));
+        if expected != got {
+            return Err(CheckpointError::Format { name: name(), expected, got });
+        }
+    }
+    *optimizer = loaded.optimizer.isa(optimizer.isa);
+    Ok(loaded.resets)
+}
+
+/// An open file whose header was read: offsets of tensors lie in it and fit dtype and shape, without holes or overlaps.
+struct Source<'a> {
+    path: &'a Path,
+    file: File,
+    /// Where the data begin.
+    data: u64,
+    /// Tensors that were not read yet.
+    tensors: BTreeMap<String, TensorInfo>,
+    metadata: BTreeMap<String, String>,
+}
+
+/// The longest header that safetensors allows.
+const MAX_HEADER: u64 = 100_000_000;
+
+impl<'a> Source<'a> {
+    fn open(path: &'a Path) -> Result<Self, CheckpointError> {
+        let failed = |action| move |source| CheckpointError::Io { action, path: path.into(), source };
+        let mut file = File::open(path).map_err(failed("open"))?;
+        let size = file.metadata().map_err(failed("read"))?.len();
+        let mut length = [0; 8];
+        if size < 8 {
+            return Err(CheckpointError::FileLength { expected: 8, got: size });
+        }
+        file.read_exact(&mut length).map_err(failed("read"))?;
+        let length = u64::from_le_bytes(length);
+        let malformed = |reason: String| CheckpointError::NotSafetensors { reason };
+        if length > MAX_HEADER {
+            return Err(malformed(format!("a length of {length} bytes, where {MAX_HEADER} are allowed")));
+        }
+        let data = 8 + length;
+        if size < data {
+            return Err(CheckpointError::FileLength { expected: data, got: size });
+        }
+        let mut header = alloc::vec![0; length as usize];
+        file.read_exact(&mut header).map_err(failed("read"))?;
+        let header: Metadata = serde_json::from_slice(&header).map_err(|error| malformed(error.to_string()))?;
+        let expected = data + header.data_len() as u64;
+        if size != expected {
+            return Err(CheckpointError::FileLength { expected, got: size });
+        }
+        let tensors = header.tensors().into_iter().map(|(name, info)| (name, info.clone())).collect();
+        let metadata = header.metadata().iter().flatten().map(|(key, value)| (key.clone(), value.clone())).collect();
+        Ok(Self { path, file, data, tensors, metadata })
+    }
+
+    /// The states of one tensor, as `described` by its metadata.
+    fn state(
+        &mut self,
+        name: &str,
+        described: &Fields<'_>,
+        config: &AdamWConfig,
+    ) -> Result<(u64, TensorState), CheckpointError> {
+        let id = described.integer("id")?;
+        let named = described.boolean("named")?;
+        let expected = if named { tensor_id(name) } else { id };
+        if id != expected || !named && name != format!("#{id}") {
+            return Err(described.refuse("id", "the id that goes with the name", &id.to_string()));
+        }
+        let n = described.shape()?;
+        if config_of(described.key, described.value("hyper_parameters")?)? != *config {
+            return Err(CheckpointError::Unsupported {
+                argument: "hyper_parameters",
+                reason: "tensors that differ in them, in an optimizer with one set",
+            });
+        }
+        let mut moment = |field: &str| {
+            let format = described.text(field)?;
+            self.moment(format!("{name}::{field}"), format_named(&format!("{}: {field}", described.key), format)?, n)
+        };
+        let (m, v) = (moment("m")?, moment("v")?);
+        let (age, first_age) = (described.integer("age")?, described.integer("first_age")?);
+        Ok((id, TensorState { name: named.then(|| name.into()), m, v, age, first_age }))
+    }
+
+    /// A moment of `n` elements.
+    fn moment(
+        &mut self,
+        name: String,
+        (format, expected): (StateFormat, Dtype),
+        n: usize,
+    ) -> Result<Moment, CheckpointError> {
+        let Some(info) = self.tensors.remove(&name) else { return Err(CheckpointError::MissingTensor { name }) };
+        if info.dtype != expected {
+            return Err(CheckpointError::Dtype { name, expected, got: info.dtype });
+        }
+        if info.shape != [n] {
+            return Err(CheckpointError::Shape { name, expected: [n].into(), got: info.shape });
+        }
+        let mut moment = Moment::zeroed(format, n);
+        let at = SeekFrom::Start(self.data + info.data_offsets.0 as u64);
+        let read = self.file.seek(at).and_then(|_| self.file.read_exact(bytes_mut(&mut moment)));
+        read.map_err(|source| CheckpointError::Io { action: "read", path: self.path.into(), source })?;
+        Ok(moment)
+    }
+}
+
+/// Refuses files that are something else, and versions, streams, rules and optimizers that this version does not know.
+fn check_known(metadata: &BTreeMap<String, String>) -> Result<(), CheckpointError> {
+    match metadata.get("halfulp").map(String::as_str) {
+        Some("optimizer") => {}
+        Some(other) => return Err(CheckpointError::OtherFormat { got: format!("`halfulp`: `{other}`") }),
+        None => return Err(CheckpointError::OtherFormat { got: "no `halfulp` in its metadata".into() }),
+    }
+    for (argument, expected) in KNOWN {
+        let got = metadata.get(argument).map_or("nothing", String::as_str);
+        if got != expected {
+            return Err(CheckpointError::Unknown { argument, expected, got: got.into() });
+        }
+    }
+    Ok(())
+}
+
+/// The metadata of a file.
+struct Top<'a>(&'a BTreeMap<String, String>);
+
+impl<'a> Top<'a> {
+    fn text(&self, key: &str) -> Result<&'a str, CheckpointError> {
+        self.0.get(key).map(String::as_str).ok_or_else(|| CheckpointError::Metadata {
+            key: key.into(),
+            expected: "a value",
+            got: "nothing".into(),
+        })
+    }
+
+    fn integer(&self, key: &str) -> Result<u64, CheckpointError> {
+        integer(key, self.text(key)?)
+    }
+
+    fn json(&self, key: &str) -> Result<Value, CheckpointError> {
+        let text = self.text(key)?;
+        serde_json::from_str(text).map_err(|error| CheckpointError::Metadata {
+            key: key.into(),
+            expected: "JSON",
+            got: format!("an error in it: {error}"),
+        })
+    }
+
+    fn rounding(&self, prefix: &str) -> Result<Rounding, CheckpointError> {
+        let key = format!("{prefix}rounding");
+        let seed = || self.integer(&format!("{prefix}seed"));
+        match self.text(&key)? {
+            "nearest" => Ok(Rounding::Nearest),
+            "stochastic" => Ok(Rounding::Stochastic { seed: seed()? }),
+            "sr-states" => Ok(Rounding::SrStates { seed: seed()? }),
+            other => {
+                let expected = "`nearest`, `stochastic` or `sr-states`";
+                Err(CheckpointError::Metadata { key, expected, got: format!("`{other}`") })
+            }
+        }
+    }
+}
+
+/// A decimal string as this crate writes it, without sign, space or leading zeros.
+fn integer(key: &str, text: &str) -> Result<u64, CheckpointError> {
+    text.parse().ok().filter(|value: &u64| value.to_string() == text).ok_or_else(|| CheckpointError::Metadata {
+        key: key.into(),
+        expected: "an integer of 64 bits as a decimal string",
+        got: format!("`{text}`"),
+    })
+}
+
+/// A JSON object somewhere in the metadata.
+struct Fields<'a> {
+    key: &'a str,
+    fields: &'a Map<String, Value>,
+}
+
+impl<'a> Fields<'a> {
+    fn of(key: &'a str, value: &'a Value) -> Result<Self, CheckpointError> {
+        let refused = || CheckpointError::Metadata { key: key.into(), expected: "an object", got: value.to_string() };
+        Ok(Self { key, fields: value.as_object().ok_or_else(refused)? })
+    }
+
+    fn refuse(&self, field: &str, expected: &'static str, got: &str) -> CheckpointError {
+        CheckpointError::Metadata { key: format!("{}: {field}", self.key), expected, got: got.into() }
+    }
+
+    fn value(&self, field: &str) -> Result<&'a Value, CheckpointError> {
+        self.fields.get(field).ok_or_else(|| self.refuse(field, "a value", "nothing"))
+    }
+
+    fn text(&self, field: &str) -> Result<&'a str, CheckpointError> {
+        let value = self.value(field)?;
+        value.as_str().ok_or_else(|| self.refuse(field, "a string", &value.to_string()))
+    }
+
+    fn boolean(&self, field: &str) -> Result<bool, CheckpointError> {
+        let value = self.value(field)?;
+        value.as_bool().ok_or_else(|| self.refuse(field, "true or false", &value.to_string()))
+    }
+
+    fn integer(&self, field: &str) -> Result<u64, CheckpointError> {
+        integer(&format!("{}: {field}", self.key), self.text(field)?)
+    }
+
+    fn number(&self, field: &str) -> Result<f64, CheckpointError> {
+        let text = self.text(field)?;
+        text.parse().map_err(|_| self.refuse(field, "a number as a decimal string", text))
+    }
+
+    /// The only length of `shape`.
+    fn shape(&self) -> Result<usize, CheckpointError> {
+        let value = self.value("shape")?;
+        let refused = || self.refuse("shape", "one length, as a decimal string", &value.to_string());
+        let [length] = value.as_array().map_or(&[][..], Vec::as_slice) else { return Err(refused()) };
+        let length = integer(self.key, length.as_str().ok_or_else(refused)?)?;
+        usize::try_from(length).map_err(|_| refused())
+    }
+}
+
+fn config_of(key: &str, value: &Value) -> Result<AdamWConfig, CheckpointError> {
+    let fields = Fields::of(key, value)?;
+    let config = AdamWConfig {
+        lr: fields.number("lr")?,
+        beta1: fields.number("beta1")?,
+        beta2: fields.number("beta2")?,
+        eps: fields.number("eps")?,
+        weight_decay: fields.number("weight_decay")?,
+        maximize: fields.boolean("maximize")?,
+        amsgrad: false,
+    };
+    config.check()?;
+    Ok(config)
+}
+
+fn resets_of(value: &Value) -> Result<Resets, CheckpointError> {
+    let fields = Fields::of("resets", value)?;
+    let schedule = Fields::of("resets: schedule", fields.value("schedule")?)?;
+    let schedule = match schedule.text("kind")? {
+        "off" => ResetSchedule::Off,
+        "every" => ResetSchedule::Every { steps: schedule.integer("steps")? },
+        "model" => {
+            let name = schedule.text("format")?;
+            let format: Format = name.parse().map_err(|_| schedule.refuse("format", "the name of a format", name))?;
+            ResetSchedule::Model { format, beta2: schedule.number("beta2")?, threshold: schedule.number("threshold")? }
+        }
+        "adaptive" => {
+            ResetSchedule::Adaptive { beta2: schedule.number("beta2")?, threshold: schedule.number("threshold")? }
+        }
+        other => return Err(schedule.refuse("kind", "`off`, `every`, `model` or `adaptive`", other)),
+    };
+    let moments = match fields.text("moments")? {
+        "both" => ResetMoments::Both,
+        "second" => ResetMoments::Second,
+        other => return Err(fields.refuse("moments", "`both` or `second`", other)),
+    };
+    let scope = match fields.text("scope")? {
+        "tensor" => ResetScope::Tensor,
+        "all" => ResetScope::All,
+        other => return Err(fields.refuse("scope", "`tensor` or `all`", other)),
+    };
+    let list = fields.value("progress")?;
+    let list = list.as_array().ok_or_else(|| fields.refuse("progress", "a list", &list.to_string()))?;
+    let progress = list.iter().map(|value| {
+        let fields = Fields::of("resets: progress", value)?;
+        let tensor = if fields.value("tensor")?.is_null() { None } else { Some(fields.integer("tensor")?) };
+        Ok(ResetProgress { tensor, steps: fields.integer("steps")?, loss: fields.number("loss")? })
+    });
+    let progress = progress.collect::<Result<Vec<_>, CheckpointError>>()?;
+    Ok(Resets::new(schedule, moments, scope)?.resume(&progress)?)
+}

@@ -1,0 +1,601 @@
+//! Checkpoints: resumed as straight through, whole at any moment, refused where they are not what they should be.
+#![cfg(feature = "checkpoint")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use common::{Inputs, gradient};
+use halfulp::bf16;
+use halfulp::optim::checkpoint::{CheckpointError, load, restore, save};
+use halfulp::optim::{
+    AdamW, AdamWConfig, Moment, Parameter, ResetMoments, ResetSchedule, ResetScope, Resets, Rounding, StateFormat,
+    Stepped,
+};
+use halfulp::random::tensor_id;
+use halfulp::stall::{Comparison, StallCounts};
+use proptest::prelude::*;
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+
+/// A training of three tensors, two known by name and one by number; one is empty, one has no gradient in odd steps.
+#[derive(Clone)]
+struct Training {
+    opt: AdamW,
+    resets: Resets,
+    a: Vec<f32>,
+    b: Vec<f32>,
+    none: Vec<f32>,
+}
+
+fn stalled(old: Option<Moment>, opt: &AdamW, id: u64) -> StallCounts {
+    let (Some(old), Some((_, new))) = (old, opt.moments(id)) else { return StallCounts::default() };
+    Comparison::new(&old, new).count().unwrap()
+}
+
+impl Training {
+    fn new(format: StateFormat, rounding: Rounding, resets: Resets) -> Self {
+        let config = AdamWConfig { lr: 0.0123, eps: 1e-7, ..AdamWConfig::default() };
+        let opt = AdamW::new(config, format, rounding).unwrap();
+        Self { opt, resets, a: vec![1.0; 5000], b: vec![-0.5; 77], none: vec![] }
+    }
+
+    fn step(&mut self) {
+        let step = self.opt.steps();
+        let mut inputs = Inputs(step);
+        let mut grads = |n: usize| -> Vec<f32> {
+            (0..n)
+                .map(|_| gradient(&mut inputs))
+                .map(|g| if g.is_finite() && g.abs() < 1e10 { g } else { 1.0 })
+                .collect()
+        };
+        let (ga, gb) = (grads(self.a.len()), grads(self.b.len()));
+        // A schedule of the learning rate.
+        let config = AdamWConfig { lr: 0.01 / (1.0 + step as f64), ..*self.opt.config() };
+        self.opt.set_config(config).unwrap();
+        let mut list =
+            vec![Parameter::named("layers.0.\"a\"", &mut self.a, &ga), Parameter::named("none", &mut self.none, &[])];
+        let mut ids = vec![tensor_id("layers.0.\"a\""), tensor_id("none")];
+        if step.is_multiple_of(2) {
+            list.push(Parameter::numbered(5, &mut self.b, &gb));
+            ids.push(5);
+        }
+        let old: Vec<Option<Moment>> = ids.iter().map(|&id| self.opt.moments(id).map(|(_, v)| v.clone())).collect();
+        self.opt.step_tensors(&mut list).unwrap();
+        let stepped: Vec<Stepped> = ids
+            .into_iter()
+            .zip(old)
+            .map(|(tensor, old)| Stepped { tensor, stalled: Some(stalled(old, &self.opt, tensor)) })
+            .collect();
+        self.resets.after_step(&mut self.opt, &stepped).unwrap();
+    }
+
+    /// Everything that a later step depends on.
+    fn bits(&self) -> (Vec<u32>, Vec<u32>, String) {
+        let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect();
+        let words = |m: &Moment| m.to_f32().iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let states: Vec<_> = self
+            .opt
+            .tensors()
+            .map(|id| (id, self.opt.age(id), self.opt.moments(id).map(|(m, v)| (words(m), words(v)))))
+            .collect();
+        (bits(&self.a), bits(&self.b), format!("{} {:?} {states:?}", self.opt.steps(), self.resets.progress()))
+    }
+}
+
+fn resets(schedule: ResetSchedule, moments: ResetMoments, scope: ResetScope) -> Resets {
+    Resets::new(schedule, moments, scope).unwrap()
+}
+
+fn schedules() -> [Resets; 5] {
+    [
+        resets(ResetSchedule::Off, ResetMoments::Both, ResetScope::Tensor),
+        resets(ResetSchedule::Every { steps: 3 }, ResetMoments::Both, ResetScope::Tensor),
+        resets(ResetSchedule::Every { steps: 4 }, ResetMoments::Second, ResetScope::All),
+        resets(ResetSchedule::Adaptive { beta2: 0.7, threshold: 0.001 }, ResetMoments::Second, ResetScope::Tensor),
+        resets(ResetSchedule::model(halfulp::Format::E4M3, 0.97), ResetMoments::Both, ResetScope::All),
+    ]
+}
+
+const ROUNDINGS: [(StateFormat, Rounding); 5] = [
+    (StateFormat::F32, Rounding::Nearest),
+    (StateFormat::Bf16, Rounding::Nearest),
+    (StateFormat::Bf16, Rounding::Stochastic { seed: u64::MAX }),
+    (StateFormat::Bf16, Rounding::Stochastic { seed: 1 << 53 | 1 }),
+    (StateFormat::Bf16, Rounding::SrStates { seed: 7 }),
+];
+
+/// Stopped at any step, also before the first, and resumed: the bits of straight through.
+#[test]
+fn resumed_is_straight_through() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("opt.safetensors");
+    for (format, rounding) in ROUNDINGS {
+        for resets in schedules() {
+            let mut through = Training::new(format, rounding, resets);
+            for stop in 0..12 {
+                save(&path, &through.opt, Some(&through.resets)).unwrap();
+                let loaded = load(&path).unwrap();
+                let mut resumed = Training { opt: loaded.optimizer, resets: loaded.resets.unwrap(), ..through.clone() };
+                assert_eq!(through.bits(), resumed.bits(), "{rounding:?} {stop}");
+                assert_eq!(through.opt.config(), resumed.opt.config());
+                let mut copy = through.clone();
+                for _ in 0..4 {
+                    copy.step();
+                    resumed.step();
+                }
+                assert_eq!(copy.bits(), resumed.bits(), "{rounding:?} {stop} {:?}", copy.resets);
+                through.step();
+            }
+        }
+    }
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "nothing is left beside the file");
+}
+
+fn small() -> AdamW {
+    let config = AdamWConfig { lr: 0.1, weight_decay: 0.25, ..AdamWConfig::default() };
+    let mut opt = AdamW::new(config, StateFormat::Bf16, Rounding::stochastic(42)).unwrap();
+    let (mut w, mut b) = ([bf16::ONE; 3], [bf16::ONE; 2]);
+    for _ in 0..2 {
+        opt.step_tensors(&mut [Parameter::named("w", &mut w, &[1.0f32; 3])]).unwrap();
+    }
+    opt.step_tensors(&mut [Parameter::numbered(9, &mut b, &[1.0f32; 2])]).unwrap();
+    opt
+}
+
+fn saved(opt: &AdamW, resets: Option<&Resets>) -> Vec<u8> {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("opt");
+    save(&path, opt, resets).unwrap();
+    fs::read(path).unwrap()
+}
+
+/// Version 1 is frozen: these are its keys and values.
+#[test]
+fn version_1() {
+    let resets = resets(ResetSchedule::Every { steps: 7 }, ResetMoments::Both, ResetScope::Tensor);
+    let bytes = saved(&small(), Some(&resets));
+    assert_eq!(bytes, saved(&small(), Some(&resets)), "one state, one file");
+    let (start, header) = SafeTensors::read_metadata(&bytes).unwrap();
+    assert_eq!(start % 8, 0);
+    let metadata: BTreeMap<_, _> = header.metadata().clone().unwrap().into_iter().collect();
+    let config =
+        r#"{"beta1":"0.9","beta2":"0.999","eps":"0.00000001","lr":"0.1","maximize":false,"weight_decay":"0.25"}"#;
+    let tensor = |id: u64, named, age: u64, n: u64| {
+        format!(
+            r#"{{"age":"{age}","first_age":"{age}","hyper_parameters":{config},"id":"{id}","m":"BF16","named":{named},"shape":["{n}"],"v":"BF16"}}"#
+        )
+    };
+    let expected = [
+        ("arithmetic", "1".into()),
+        ("format", "BF16".into()),
+        ("halfulp", "optimizer".into()),
+        ("hyper_parameters", config.to_string()),
+        ("offset", "0".into()),
+        ("optimizer", "adamw".into()),
+        ("parameter_rounding", "stochastic".into()),
+        ("parameter_seed", "42".into()),
+        (
+            "resets",
+            r#"{"moments":"both","progress":[],"schedule":{"kind":"every","steps":"7"},"scope":"tensor"}"#.into(),
+        ),
+        ("rounding", "stochastic".into()),
+        ("seed", "42".into()),
+        ("step", "3".into()),
+        ("stream", "1".into()),
+        ("tensor.#9", tensor(9, false, 1, 2)),
+        ("tensor.w", tensor(tensor_id("w"), true, 2, 3)),
+        ("version", "1".into()),
+    ];
+    let expected: BTreeMap<String, String> = expected.into_iter().map(|(key, value)| (key.into(), value)).collect();
+    assert_eq!(metadata, expected);
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut names = file.names();
+    names.sort_unstable();
+    assert_eq!(names, ["#9::m", "#9::v", "w::m", "w::v"]);
+    let m = file.tensor("w::m").unwrap();
+    assert_eq!((m.dtype(), m.shape()), (safetensors::Dtype::BF16, &[3][..]));
+    let opt = small();
+    let Some((Moment::Bf16(expected), _)) = opt.moments(tensor_id("w")) else { panic!() };
+    assert_eq!(m.data(), bytemuck::cast_slice::<bf16, u8>(expected));
+}
+
+/// G10: a checkpoint before the first step is one, and export changes nothing.
+#[test]
+fn before_the_first_step() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("opt");
+    let fresh = AdamW::new(AdamWConfig::default(), StateFormat::Bf16, Rounding::stochastic(1)).unwrap();
+    let before = format!("{fresh:?}");
+    save(&path, &fresh, None).unwrap();
+    assert_eq!(format!("{fresh:?}"), before);
+    let loaded = load(&path).unwrap();
+    assert!(loaded.resets.is_none());
+    assert_eq!(format!("{:?}", loaded.optimizer), before);
+}
+
+#[test]
+fn restored() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("opt");
+    let saved = small();
+    save(&path, &saved, None).unwrap();
+    let new = |format| AdamW::new(AdamWConfig::default(), format, Rounding::Nearest).unwrap();
+    let refused = |opt: &mut AdamW| {
+        let before = format!("{opt:?}");
+        let error = restore(&path, opt).unwrap_err();
+        assert_eq!(format!("{opt:?}"), before, "{error}");
+        error
+    };
+    let mut opt = new(StateFormat::Bf16);
+    opt.step_tensors(&mut [Parameter::named("w", &mut [0f32; 3], &[1f32; 3])]).unwrap();
+    assert!(restore(&path, &mut opt).unwrap().is_none());
+    assert_eq!(format!("{opt:?}"), format!("{saved:?}"));
+
+    let mut opt = new(StateFormat::Bf16);
+    opt.step_tensors(&mut [Parameter::named("other", &mut [0f32; 3], &[1f32; 3])]).unwrap();
+    assert!(matches!(refused(&mut opt), CheckpointError::MissingTensor { name } if name == "other"));
+    let mut opt = new(StateFormat::Bf16);
+    opt.step_tensors(&mut [Parameter::named("w", &mut [0f32; 4], &[1f32; 4])]).unwrap();
+    assert!(
+        matches!(refused(&mut opt), CheckpointError::Shape { name, expected, got } if name == "w" && expected == [4] && got == [3])
+    );
+    // G1: states are not cast on the way.
+    let mut opt = new(StateFormat::F32);
+    opt.step_tensors(&mut [Parameter::named("w", &mut [0f32; 3], &[1f32; 3])]).unwrap();
+    assert!(matches!(refused(&mut opt), CheckpointError::Format { .. }));
+}
+
+/// Loads bytes as a file; an optimizer to be restored from it is as before if that fails.
+fn try_load(directory: &Path, bytes: &[u8]) -> Result<AdamW, CheckpointError> {
+    let path = directory.join("tried");
+    fs::write(&path, bytes).unwrap();
+    let mut live = small();
+    let before = format!("{live:?}");
+    let result = restore(&path, &mut live);
+    match result {
+        Ok(_) => Ok(live),
+        Err(error) => {
+            assert_eq!(format!("{live:?}"), before);
+            assert!(!error.to_string().is_empty());
+            Err(error)
+        }
+    }
+}
+
+/// A file of this header, as JSON, and data.
+fn file(header: &Value, data: &[u8]) -> Vec<u8> {
+    let header = header.to_string().into_bytes();
+    [&(header.len() as u64).to_le_bytes()[..], &header, data].concat()
+}
+
+fn parts(bytes: &[u8]) -> (Value, Vec<u8>) {
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    (serde_json::from_slice(&bytes[8..8 + length]).unwrap(), bytes[8 + length..].to_vec())
+}
+
+#[test]
+fn refusals() {
+    let directory = tempfile::tempdir().unwrap();
+    let whole = saved(&small(), None);
+    let (header, data) = parts(&whole);
+    assert!(try_load(directory.path(), &whole).is_ok());
+    let refused = |header: &Value, data: &[u8]| try_load(directory.path(), &file(header, data)).unwrap_err();
+    let with = |change: &dyn Fn(&mut Value)| {
+        let mut header = header.clone();
+        change(&mut header);
+        refused(&header, &data)
+    };
+
+    for n in [0, 7, 8, 100, whole.len() - 1] {
+        let error = try_load(directory.path(), &whole[..n]).unwrap_err();
+        assert!(matches!(error, CheckpointError::FileLength { got, .. } if got == n as u64), "{n}: {error}");
+    }
+    let longer = [&whole[..], &[0]].concat();
+    assert!(matches!(try_load(directory.path(), &longer), Err(CheckpointError::FileLength { .. })));
+    assert!(matches!(try_load(directory.path(), &[0xFF; 64]), Err(CheckpointError::NotSafetensors { .. })));
+    let text = b"\x10\0\0\0\0\0\0\0not JSON at all ";
+    assert!(matches!(try_load(directory.path(), text), Err(CheckpointError::NotSafetensors { .. })));
+    assert!(matches!(load(directory.path().join("absent")), Err(CheckpointError::Io { action: "open", .. })));
+
+    // A file of something else.
+    let model = json!({ "w": { "dtype": "F32", "shape": [1], "data_offsets": [0, 4] } });
+    assert!(matches!(refused(&model, &[0; 4]), CheckpointError::OtherFormat { .. }));
+    let error = with(&|h| h["__metadata__"]["halfulp"] = json!("cast"));
+    assert!(matches!(error, CheckpointError::OtherFormat { got } if got == "`halfulp`: `cast`"));
+    for (argument, value) in [("version", "2"), ("stream", "3"), ("arithmetic", "0"), ("optimizer", "lion")] {
+        let error = with(&|h| h["__metadata__"][argument] = json!(value));
+        assert!(
+            matches!(&error, CheckpointError::Unknown { argument: a, got, .. } if *a == argument && got == value),
+            "{error}"
+        );
+        let error = with(&|h| drop(h["__metadata__"].as_object_mut().unwrap().remove(argument)));
+        assert!(matches!(error, CheckpointError::Unknown { .. }));
+    }
+    for key in
+        ["step", "offset", "seed", "parameter_seed", "rounding", "parameter_rounding", "format", "hyper_parameters"]
+    {
+        let error = with(&|h| drop(h["__metadata__"].as_object_mut().unwrap().remove(key)));
+        assert!(
+            matches!(&error, CheckpointError::Metadata { key: k, got, .. } if k == key && got == "nothing"),
+            "{error}"
+        );
+        for value in ["", "x", "-1", "01", "1.0", "18446744073709551616", "{}", "[]", "null"] {
+            let error = with(&|h| h["__metadata__"][key] = json!(value));
+            assert!(
+                matches!(&error, CheckpointError::Metadata { key: k, .. } if k.starts_with(key)),
+                "{key} {value}: {error}"
+            );
+        }
+    }
+    let field = |name: &str, field: &str, value: Value| {
+        with(&|h| {
+            let text = h["__metadata__"][name].as_str().unwrap();
+            let mut object: Value = serde_json::from_str(text).unwrap();
+            object[field] = value.clone();
+            h["__metadata__"][name] = json!(object.to_string());
+        })
+    };
+    for name in ["id", "named", "age", "first_age", "shape", "m", "v", "hyper_parameters"] {
+        for value in [json!(null), json!(5), json!("x"), json!([]), json!(["1", "2"]), json!({})] {
+            let error = field("tensor.w", name, value.clone());
+            assert!(matches!(error, CheckpointError::Metadata { .. }), "{name} {value}: {error}");
+        }
+    }
+    assert!(matches!(field("tensor.w", "id", json!("5")), CheckpointError::Metadata { .. }), "not the name's id");
+    assert!(matches!(field("tensor.#9", "id", json!("8")), CheckpointError::Metadata { .. }), "not the number");
+    assert!(matches!(field("tensor.w", "shape", json!(["4"])), CheckpointError::Shape { .. }));
+    assert!(matches!(field("tensor.w", "m", json!("F32")), CheckpointError::Dtype { .. }));
+    assert!(matches!(field("tensor.w", "m", json!("E4M3x")), CheckpointError::Metadata { .. }));
+    assert!(matches!(field("hyper_parameters", "beta2", json!("1")), CheckpointError::Optim(_)));
+    assert!(matches!(field("hyper_parameters", "lr", json!("nan")), CheckpointError::Optim(_)));
+    assert!(matches!(field("hyper_parameters", "lr", json!("0.2")), CheckpointError::Unsupported { .. }));
+
+    // States without metadata, metadata without states.
+    let error = with(&|h| drop(h["__metadata__"].as_object_mut().unwrap().remove("tensor.w")));
+    assert!(matches!(error, CheckpointError::UnknownTensor { name } if name == "w::m"));
+    let error = with(&|h| {
+        let state = h.as_object_mut().unwrap().remove("w::v").unwrap();
+        h["x::v"] = state;
+    });
+    assert!(matches!(error, CheckpointError::MissingTensor { name } if name == "w::v"));
+    // Offsets that overlap or leave the file.
+    for offsets in [json!([0, 6]), json!([6, 100]), json!([6, 4])] {
+        assert!(matches!(
+            with(&|h| h["w::v"]["data_offsets"] = offsets.clone()),
+            CheckpointError::NotSafetensors { .. }
+        ));
+    }
+}
+
+#[test]
+fn reset_schedules_that_are_none() {
+    let directory = tempfile::tempdir().unwrap();
+    let adaptive = resets(ResetSchedule::adaptive(0.999), ResetMoments::Both, ResetScope::Tensor);
+    let (header, data) = parts(&saved(&small(), Some(&adaptive)));
+    let with = |change: &dyn Fn(&mut Value)| {
+        let mut header = header.clone();
+        let mut resets: Value = serde_json::from_str(header["__metadata__"]["resets"].as_str().unwrap()).unwrap();
+        change(&mut resets);
+        header["__metadata__"]["resets"] = json!(resets.to_string());
+        try_load(directory.path(), &file(&header, &data))
+    };
+    assert!(with(&|_| {}).is_ok());
+    for (field, value) in [
+        ("schedule", json!({ "kind": "sometimes" })),
+        ("schedule", json!({ "kind": "every", "steps": 3 })),
+        ("schedule", json!({ "kind": "model", "format": "E99", "beta2": "0.9", "threshold": "0.6" })),
+        ("schedule", json!(null)),
+        ("moments", json!("first")),
+        ("scope", json!("some")),
+        ("progress", json!({})),
+        ("progress", json!([5])),
+        ("progress", json!([{ "tensor": "1", "steps": "1" }])),
+    ] {
+        let error = with(&|resets| resets[field] = value.clone()).unwrap_err();
+        assert!(matches!(error, CheckpointError::Metadata { .. }), "{field} {value}: {error}");
+    }
+    for (field, value) in [
+        ("schedule", json!({ "kind": "every", "steps": "0" })),
+        ("schedule", json!({ "kind": "adaptive", "beta2": "1", "threshold": "0.6" })),
+        ("progress", json!([{ "tensor": null, "steps": "1", "loss": "0" }])),
+        ("progress", json!([{ "tensor": "1", "steps": "1", "loss": "2" }])),
+    ] {
+        let error = with(&|resets| resets[field] = value.clone()).unwrap_err();
+        assert!(matches!(error, CheckpointError::Reset(_)), "{field} {value}: {error}");
+    }
+}
+
+/// What cannot be saved leaves the old file, and nothing beside it.
+#[test]
+fn saves_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("opt");
+    save(&path, &small(), None).unwrap();
+    let before = fs::read(&path).unwrap();
+    let mut clash = AdamW::new(AdamWConfig::default(), StateFormat::F32, Rounding::Nearest).unwrap();
+    let (mut a, mut b) = ([0f32; 2], [0f32; 2]);
+    let g = [1f32; 2];
+    clash.step_tensors(&mut [Parameter::named("#5", &mut a, &g), Parameter::numbered(5, &mut b, &g)]).unwrap();
+    let error = save(&path, &clash, None).unwrap_err();
+    assert!(matches!(error, CheckpointError::SameName { name, .. } if name == "#5"));
+    let format = halfulp::Format::builder(5, 5).build().unwrap();
+    let unnamed = resets(ResetSchedule::model(format, 0.999), ResetMoments::Both, ResetScope::All);
+    assert!(matches!(
+        save(&path, &small(), Some(&unnamed)),
+        Err(CheckpointError::Unsupported { argument: "resets", .. })
+    ));
+    assert!(matches!(save(directory.path(), &small(), None), Err(CheckpointError::Io { .. })), "a directory");
+    let nowhere = directory.path().join("absent").join("opt");
+    assert!(matches!(save(nowhere, &small(), None), Err(CheckpointError::Io { .. })));
+    assert_eq!(fs::read(&path).unwrap(), before);
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever bytes change, a file is refused with an error or read.
+    #[test]
+    fn bytes_that_changed(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+        cut in prop::option::weighted(0.25, any::<prop::sample::Index>()),
+    ) {
+        let directory = tempfile::tempdir().unwrap();
+        let mut bytes = saved(&small(), Some(&schedules()[3]));
+        for (at, byte) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        bytes.truncate(cut.map_or(bytes.len(), |cut| cut.index(bytes.len())));
+        let _ = try_load(directory.path(), &bytes);
+    }
+
+    /// Metadata of any text under any of their keys, and fields of any JSON.
+    #[test]
+    fn metadata_that_changed(
+        key in any::<prop::sample::Index>(),
+        field in any::<prop::sample::Index>(),
+        text in "\\PC{0,12}|[0-9]{1,22}|[\\[\\]{}\",:0-9a-z]{0,20}",
+        nested in any::<bool>(),
+    ) {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut header, data) = parts(&saved(&small(), Some(&schedules()[1])));
+        let metadata = header["__metadata__"].as_object_mut().unwrap();
+        let keys: Vec<String> = metadata.keys().cloned().collect();
+        let value = &mut metadata[&keys[key.index(keys.len())]];
+        let inner = serde_json::from_str::<Value>(value.as_str().unwrap()).ok();
+        *value = match inner.filter(|inner| nested && inner.is_object()) {
+            None => json!(text),
+            Some(mut inner) => {
+                let fields: Vec<String> = inner.as_object().unwrap().keys().cloned().collect();
+                inner[&fields[field.index(fields.len())]] = serde_json::from_str(&text).unwrap_or(json!(text));
+                json!(inner.to_string())
+            }
+        };
+        let _ = try_load(directory.path(), &file(&header, &data));
+    }
+
+    /// Hyper-parameters, seeds and ids come back as they were, to the last bit.
+    #[test]
+    fn numbers_come_back(
+        lr in 0.0..1e30f64, beta1 in 0.0..1.0f64, beta2 in 0.0..1.0f64, eps in 1e-30..1.0f64,
+        seed: u64, id: u64, maximize: bool,
+    ) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("opt");
+        let weight_decay = 0.1 * beta1;
+        let config = AdamWConfig { lr, beta1, beta2, eps, weight_decay, maximize, ..AdamWConfig::default() };
+        let opt = AdamW::new(config, StateFormat::Bf16, Rounding::stochastic(seed)).unwrap();
+        let mut opt = opt.parameter_rounding(Rounding::stochastic(!seed)).unwrap();
+        opt.step_tensors(&mut [Parameter::numbered(id, &mut [0f32; 3], &[1f32; 3])]).unwrap();
+        save(&path, &opt, None).unwrap();
+        prop_assert_eq!(format!("{:?}", load(&path).unwrap().optimizer), format!("{opt:?}"));
+    }
+}
+
+const CHILD: &str = "HALFULP_CHECKPOINT_CHILD";
+const ELEMENTS: usize = 1 << 20;
+
+fn one_step(opt: &mut AdamW, n: usize) {
+    opt.step(&mut vec![0f32; n], &vec![1f32; n]).unwrap();
+}
+
+fn uniform() -> AdamW {
+    AdamW::new(AdamWConfig::default(), StateFormat::F32, Rounding::Nearest).unwrap()
+}
+
+/// The process that is killed below: goes on from the file, step by step, and saves after each.
+#[test]
+fn a_child_that_saves() {
+    let Some(path) = std::env::var_os(CHILD) else { return };
+    let mut opt = load(&path).unwrap().optimizer;
+    println!("ready");
+    loop {
+        one_step(&mut opt, ELEMENTS);
+        save(&path, &opt, None).unwrap();
+    }
+}
+
+/// And one that writes the file in place, as it must not be done.
+#[test]
+fn a_child_that_overwrites() {
+    let Some(path) = std::env::var_os(CHILD) else { return };
+    let bytes = fs::read(&path).unwrap();
+    println!("ready");
+    loop {
+        fs::write(&path, &bytes).unwrap();
+    }
+}
+
+/// Starts a child on `path` and kills it so many microseconds after it has begun.
+fn kill(child: &str, path: &Path, after: u64) {
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", child, "--nocapture"]).env(CHILD, path).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().ends_with("ready")));
+    std::thread::sleep(std::time::Duration::from_micros(after));
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+fn unfinished(directory: &Path) -> Vec<PathBuf> {
+    let paths = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    paths.filter(|path| path.extension().is_some_and(|extension| extension == "part")).collect()
+}
+
+/// Killed at 100 random moments, a process leaves the old file or the new one, whole, and the next goes on from there.
+#[test]
+fn killed_at_any_moment() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("opt.safetensors");
+    let mut opt = uniform();
+    one_step(&mut opt, ELEMENTS);
+    let begun = std::time::Instant::now();
+    save(&path, &opt, None).unwrap();
+    let length = begun.elapsed().as_micros() as u64;
+    let mut inputs = Inputs(1);
+    let (mut steps, mut caught) = (1, 0);
+    // What every element is after so many steps.
+    let mut element = uniform();
+    one_step(&mut element, 1);
+    for _ in 0..100 {
+        kill("a_child_that_saves", &path, inputs.next() % (3 * length + 2000));
+        let left = unfinished(directory.path());
+        caught += usize::from(!left.is_empty());
+        left.iter().for_each(|path| fs::remove_file(path).unwrap());
+        let found = load(&path).unwrap().optimizer;
+        assert!(found.steps() >= steps, "never an older file");
+        steps = found.steps();
+        while element.steps() < steps {
+            one_step(&mut element, 1);
+        }
+        let values = |opt: &AdamW| opt.moments(0).map(|(m, v)| (m.to_f32(), v.to_f32())).unwrap();
+        let ((m, v), (m1, v1)) = (values(&found), values(&element));
+        assert!(m.len() == ELEMENTS && m.iter().all(|&m| m == m1[0]) && v.iter().all(|&v| v == v1[0]));
+        assert_eq!(found.age(0), steps);
+    }
+    assert!(caught >= 10, "{caught} of 100 were caught while they wrote");
+    assert!(steps > 10, "{steps} steps were saved");
+}
+
+/// The test above would see a file that is written in place.
+#[test]
+fn writing_in_place_would_be_seen() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("opt.safetensors");
+    let mut opt = uniform();
+    one_step(&mut opt, ELEMENTS);
+    let mut inputs = Inputs(2);
+    let broken = |_| {
+        save(&path, &opt, None).unwrap();
+        kill("a_child_that_overwrites", &path, 1000 + inputs.next() % 20_000);
+        load(&path).is_err()
+    };
+    assert!((0..20).any(broken));
+}
