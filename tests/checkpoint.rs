@@ -11,8 +11,8 @@ use common::{Inputs, gradient};
 use halfulp::bf16;
 use halfulp::optim::checkpoint::{CheckpointError, load, restore, save};
 use halfulp::optim::{
-    AdamW, AdamWConfig, Moment, Parameter, ResetMoments, ResetSchedule, ResetScope, Resets, Rounding, StateFormat,
-    Stepped,
+    AdamW, AdamWConfig, Moment, Parameter, ParameterGroup, ResetMoments, ResetSchedule, ResetScope, Resets, Rounding,
+    StateFormat, Stepped,
 };
 use halfulp::random::tensor_id;
 use halfulp::stall::{Comparison, StallCounts};
@@ -38,7 +38,9 @@ fn stalled(old: Option<Moment>, opt: &AdamW, id: u64) -> StallCounts {
 impl Training {
     fn new(format: StateFormat, rounding: Rounding, resets: Resets) -> Self {
         let config = AdamWConfig { lr: 0.0123, eps: 1e-7, ..AdamWConfig::default() };
-        let opt = AdamW::new(config, format, rounding).unwrap();
+        let mut opt = AdamW::new(config, format, rounding).unwrap();
+        let other = AdamWConfig { lr: 0.5, weight_decay: 0.0, ..config };
+        opt.add_group(ParameterGroup { config: other, format: StateFormat::F32 }).unwrap();
         Self { opt, resets, a: vec![1.0; 5000], b: vec![-0.5; 77], none: vec![] }
     }
 
@@ -53,13 +55,12 @@ impl Training {
         };
         let (ga, gb) = (grads(self.a.len()), grads(self.b.len()));
         // A schedule of the learning rate.
-        let config = AdamWConfig { lr: 0.01 / (1.0 + step as f64), ..*self.opt.config() };
-        self.opt.set_config(config).unwrap();
+        self.opt.set_configs(|group, config| config.lr = 0.01 / (1.0 + step as f64 + group as f64)).unwrap();
         let mut list =
             vec![Parameter::named("layers.0.\"a\"", &mut self.a, &ga), Parameter::named("none", &mut self.none, &[])];
         let mut ids = vec![tensor_id("layers.0.\"a\""), tensor_id("none")];
         if step.is_multiple_of(2) {
-            list.push(Parameter::numbered(5, &mut self.b, &gb));
+            list.push(Parameter::numbered(5, &mut self.b, &gb).group(1));
             ids.push(5);
         }
         let old: Vec<Option<Moment>> = ids.iter().map(|&id| self.opt.moments(id).map(|(_, v)| v.clone())).collect();
@@ -120,7 +121,7 @@ fn resumed_is_straight_through() {
                 let loaded = load(&path).unwrap();
                 let mut resumed = Training { opt: loaded.optimizer, resets: loaded.resets.unwrap(), ..through.clone() };
                 assert_eq!(through.bits(), resumed.bits(), "{rounding:?} {stop}");
-                assert_eq!(through.opt.config(), resumed.opt.config());
+                assert_eq!(through.opt.groups(), resumed.opt.groups());
                 let mut copy = through.clone();
                 for _ in 0..4 {
                     copy.step();
@@ -165,14 +166,13 @@ fn version_1() {
         r#"{"beta1":"0.9","beta2":"0.999","eps":"0.00000001","lr":"0.1","maximize":false,"weight_decay":"0.25"}"#;
     let tensor = |id: u64, named, age: u64, n: u64| {
         format!(
-            r#"{{"age":"{age}","first_age":"{age}","hyper_parameters":{config},"id":"{id}","m":"BF16","named":{named},"shape":["{n}"],"v":"BF16"}}"#
+            r#"{{"age":"{age}","first_age":"{age}","group":"0","id":"{id}","m":"BF16","named":{named},"shape":["{n}"],"v":"BF16"}}"#
         )
     };
     let expected = [
         ("arithmetic", "1".into()),
-        ("format", "BF16".into()),
+        ("groups", format!(r#"[{{"format":"BF16","hyper_parameters":{config}}}]"#)),
         ("halfulp", "optimizer".into()),
-        ("hyper_parameters", config.to_string()),
         ("offset", "0".into()),
         ("optimizer", "adamw".into()),
         ("parameter_rounding", "stochastic".into()),
@@ -314,9 +314,7 @@ fn refusals() {
         let error = with(&|h| drop(h["__metadata__"].as_object_mut().unwrap().remove(argument)));
         assert!(matches!(error, CheckpointError::Unknown { .. }));
     }
-    for key in
-        ["step", "offset", "seed", "parameter_seed", "rounding", "parameter_rounding", "format", "hyper_parameters"]
-    {
+    for key in ["step", "offset", "seed", "parameter_seed", "rounding", "parameter_rounding", "groups"] {
         let error = with(&|h| drop(h["__metadata__"].as_object_mut().unwrap().remove(key)));
         assert!(
             matches!(&error, CheckpointError::Metadata { key: k, got, .. } if k == key && got == "nothing"),
@@ -338,7 +336,7 @@ fn refusals() {
             h["__metadata__"][name] = json!(object.to_string());
         })
     };
-    for name in ["id", "named", "age", "first_age", "shape", "m", "v", "hyper_parameters"] {
+    for name in ["id", "named", "age", "first_age", "shape", "m", "v", "group"] {
         for value in [json!(null), json!(5), json!("x"), json!([]), json!(["1", "2"]), json!({})] {
             let error = field("tensor.w", name, value.clone());
             assert!(matches!(error, CheckpointError::Metadata { .. }), "{name} {value}: {error}");
@@ -349,9 +347,27 @@ fn refusals() {
     assert!(matches!(field("tensor.w", "shape", json!(["4"])), CheckpointError::Shape { .. }));
     assert!(matches!(field("tensor.w", "m", json!("F32")), CheckpointError::Dtype { .. }));
     assert!(matches!(field("tensor.w", "m", json!("E4M3x")), CheckpointError::Metadata { .. }));
-    assert!(matches!(field("hyper_parameters", "beta2", json!("1")), CheckpointError::Optim(_)));
-    assert!(matches!(field("hyper_parameters", "lr", json!("nan")), CheckpointError::Optim(_)));
-    assert!(matches!(field("hyper_parameters", "lr", json!("0.2")), CheckpointError::Unsupported { .. }));
+    for group in ["1", "18446744073709551615"] {
+        assert!(matches!(field("tensor.w", "group", json!(group)), CheckpointError::Metadata { .. }));
+    }
+    let hyper_parameter = |name: &str, value: Value| {
+        with(&|h| {
+            let mut groups: Value = serde_json::from_str(h["__metadata__"]["groups"].as_str().unwrap()).unwrap();
+            groups[0]["hyper_parameters"][name] = value.clone();
+            h["__metadata__"]["groups"] = json!(groups.to_string());
+        })
+    };
+    for name in ["lr", "beta1", "beta2", "eps", "weight_decay", "maximize"] {
+        assert!(matches!(hyper_parameter(name, json!(0.5)), CheckpointError::Metadata { .. }), "{name}");
+        assert!(matches!(hyper_parameter(name, json!("much")), CheckpointError::Metadata { .. }), "{name}");
+    }
+    assert!(matches!(hyper_parameter("beta2", json!("1")), CheckpointError::Optim(_)));
+    assert!(matches!(hyper_parameter("lr", json!("nan")), CheckpointError::Optim(_)));
+    let error = with(&|h| {
+        let groups = h["__metadata__"]["groups"].as_str().unwrap().replace("BF16", "F32");
+        h["__metadata__"]["groups"] = json!(groups);
+    });
+    assert!(matches!(error, CheckpointError::Metadata { key, .. } if key == "tensor.#9: group"), "of another format");
 
     // States without metadata, metadata without states.
     let error = with(&|h| drop(h["__metadata__"].as_object_mut().unwrap().remove("tensor.w")));

@@ -3,10 +3,11 @@
 use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::String;
+use alloc::vec::Vec;
 
 use super::rule::{Scalars, power};
 use super::state::{Moment, Real, StateFormat};
-use super::{OptimError, ResetMoments, Rounding};
+use super::{OptimError, ResetMoments, Rounding, StepControl, StepOutcome};
 use crate::isa::{Isa, Kernel, at_level};
 use crate::random::{BLOCK, Draw, Generator, Role, SrStates, Width, Words, tensor_id};
 use crate::round::lanes::{Decide, Draws16, NearestEven};
@@ -100,6 +101,7 @@ pub struct Parameter<'a, P, G> {
     label: Label<'a>,
     params: &'a mut [P],
     grads: &'a [G],
+    group: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -127,12 +129,18 @@ impl Label<'_> {
 impl<'a, P: Real, G: Real> Parameter<'a, P, G> {
     /// A tensor known by name; its id is the name's [`tensor_id`].
     pub fn named(name: &'a str, params: &'a mut [P], grads: &'a [G]) -> Self {
-        Self { id: tensor_id(name), label: Label::Name(name), params, grads }
+        Self { id: tensor_id(name), label: Label::Name(name), params, grads, group: 0 }
     }
 
     /// A tensor known by number.
     pub fn numbered(id: u64, params: &'a mut [P], grads: &'a [G]) -> Self {
-        Self { id, label: Label::Number(id), params, grads }
+        Self { id, label: Label::Number(id), params, grads, group: 0 }
+    }
+
+    /// In another parameter group than 0: [`AdamW::add_group`].
+    #[must_use]
+    pub fn group(self, group: usize) -> Self {
+        Self { group, ..self }
     }
 }
 
@@ -147,6 +155,17 @@ pub(super) struct TensorState {
     pub(super) age: u64,
     /// Steps since the first moment was zero: as many, or more where the second alone was reset.
     pub(super) first_age: u64,
+    /// The parameter group that it was last stepped in.
+    pub(super) group: usize,
+}
+
+/// What the tensors of a parameter group have in common.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ParameterGroup {
+    /// Hyper-parameters. Tensors are excluded from decay in a group with a `weight_decay` of 0.
+    pub config: AdamWConfig,
+    /// What moments are stored in.
+    pub format: StateFormat,
 }
 
 /// AdamW with stored moments of few bits.
@@ -155,8 +174,8 @@ pub(super) struct TensorState {
 /// optimizer counts calls and keys the random draws.
 #[derive(Clone, Debug)]
 pub struct AdamW {
-    pub(super) config: AdamWConfig,
-    pub(super) format: StateFormat,
+    /// At least one.
+    pub(super) groups: Vec<ParameterGroup>,
     pub(super) states: Rounding,
     pub(super) parameters: Rounding,
     pub(super) isa: Isa,
@@ -175,8 +194,7 @@ impl AdamW {
     pub fn new(config: AdamWConfig, format: StateFormat, rounding: Rounding) -> Result<Self, OptimError> {
         config.check()?;
         Ok(Self {
-            config,
-            format,
+            groups: alloc::vec![ParameterGroup { config, format }],
             states: rounding,
             parameters: match rounding {
                 Rounding::SrStates { .. } => Rounding::Nearest,
@@ -207,19 +225,65 @@ impl AdamW {
         Self { isa, ..self }
     }
 
-    /// The hyper-parameters.
+    /// The hyper-parameters of group 0.
     #[must_use]
     pub fn config(&self) -> &AdamWConfig {
-        &self.config
+        &self.groups[0].config
     }
 
-    /// Changes the hyper-parameters from the next step on, as a schedule does.
+    /// Changes the hyper-parameters of group 0 from the next step on, as a schedule does.
     ///
     /// # Errors
     /// As [`AdamWConfig::check`]; the old ones stay then.
     pub fn set_config(&mut self, config: AdamWConfig) -> Result<(), OptimError> {
         config.check()?;
-        self.config = config;
+        self.groups[0].config = config;
+        Ok(())
+    }
+
+    /// The parameter groups: the one that [`new`](Self::new) made, and those added.
+    #[must_use]
+    pub fn groups(&self) -> &[ParameterGroup] {
+        &self.groups
+    }
+
+    /// Adds a parameter group and gives its number, for [`Parameter::group`].
+    ///
+    /// ```
+    /// use halfulp::optim::{AdamW, AdamWConfig, Parameter, ParameterGroup, Rounding, StateFormat};
+    /// let decayed = AdamWConfig::default();
+    /// let mut opt = AdamW::new(decayed, StateFormat::Bf16, Rounding::stochastic(7))?;
+    /// let config = AdamWConfig { weight_decay: 0.0, ..decayed };
+    /// let undecayed = opt.add_group(ParameterGroup { config, format: StateFormat::F32 })?;
+    /// let (mut weight, mut bias) = ([1.0f32; 8], [1.0f32; 2]);
+    /// opt.step_tensors(&mut [
+    ///     Parameter::named("weight", &mut weight, &[0.0f32; 8]),
+    ///     Parameter::named("bias", &mut bias, &[0.0f32; 2]).group(undecayed),
+    /// ])?;
+    /// assert_eq!((weight[0], bias[0]), (1.0 - 1e-5, 1.0));
+    /// # Ok::<(), halfulp::optim::OptimError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`AdamWConfig::check`].
+    pub fn add_group(&mut self, group: ParameterGroup) -> Result<usize, OptimError> {
+        group.config.check()?;
+        self.groups.push(group);
+        Ok(self.groups.len() - 1)
+    }
+
+    /// Changes the hyper-parameters of every group from the next step on, as a schedule does: `change` is given the number of
+    /// a group and its hyper-parameters.
+    ///
+    /// # Errors
+    /// As [`AdamWConfig::check`]; the old ones stay then, of every group.
+    pub fn set_configs(&mut self, mut change: impl FnMut(usize, &mut AdamWConfig)) -> Result<(), OptimError> {
+        let mut groups = self.groups.clone();
+        for (number, group) in groups.iter_mut().enumerate() {
+            change(number, &mut group.config);
+            group.config.check()?;
+        }
+        self.groups = groups;
         Ok(())
     }
 
@@ -244,11 +308,11 @@ impl AdamW {
     /// no noise is seen twice. False, and nothing to do, for a tensor that has not been stepped.
     pub fn reset(&mut self, id: u64, moments: ResetMoments) -> bool {
         let Some(state) = self.tensors.get_mut(&id) else { return false };
-        let n = state.v.len();
-        state.v = Moment::zeroed(self.format, n);
+        let (format, n) = (self.groups[state.group].format, state.v.len());
+        state.v = Moment::zeroed(format, n);
         state.age = 0;
         if moments == ResetMoments::Both {
-            state.m = Moment::zeroed(self.format, n);
+            state.m = Moment::zeroed(format, n);
             state.first_age = 0;
         }
         true
@@ -281,14 +345,31 @@ impl AdamW {
     ///
     /// # Errors
     /// [`OptimError::Length`] for gradients of another length than the parameters, or parameters of another length than
-    /// before; [`OptimError::SameTensor`] for two tensors with one id. Nothing is changed then.
+    /// before; [`OptimError::SameTensor`] for two tensors with one id; [`OptimError::Group`] and [`OptimError::GroupFormat`] for
+    /// a group that there is not, or that stores states otherwise than the tensor does. Nothing is changed then.
     pub fn step_tensors<P: Real, G: Real>(&mut self, tensors: &mut [Parameter<'_, P, G>]) -> Result<(), OptimError> {
+        self.step_controlled(&StepControl::default(), tensors).map(drop)
+    }
+
+    /// Steps tensors, with gradients scaled and clipped, or not at all where [`StepControl::found_inf`] is set.
+    ///
+    /// # Errors
+    /// As [`step_tensors`](Self::step_tensors), and [`OptimError::Config`] for factors out of their range.
+    pub fn step_controlled<P: Real, G: Real>(
+        &mut self,
+        control: &StepControl,
+        tensors: &mut [Parameter<'_, P, G>],
+    ) -> Result<StepOutcome, OptimError> {
+        control.check()?;
         self.check(tensors)?;
+        if control.found_inf {
+            return Ok(StepOutcome::Skipped);
+        }
         self.step += 1;
         for tensor in tensors {
-            self.step_tensor(tensor)?;
+            self.step_tensor(control, tensor)?;
         }
-        Ok(())
+        Ok(StepOutcome::Executed)
     }
 
     fn check<P: Real, G: Real>(&self, tensors: &[Parameter<'_, P, G>]) -> Result<(), OptimError> {
@@ -306,6 +387,7 @@ impl AdamW {
             if let Some(state) = self.tensors.get(&tensor.id).filter(|state| state.m.len() != tensor.params.len()) {
                 return Err(length("state", state.m.len()));
             }
+            self.check_group(tensor.group, tensor.id, tensor.label)?;
             if let Some(first) = seen.insert(tensor.id, tensor.label) {
                 let (first, second) = (first.text(), tensor.label.text());
                 return Err(OptimError::SameTensor { first, second, id: tensor.id });
@@ -314,16 +396,34 @@ impl AdamW {
         Ok(())
     }
 
-    fn step_tensor<P: Real, G: Real>(&mut self, tensor: &mut Parameter<'_, P, G>) -> Result<(), OptimError> {
+    fn check_group(&self, group: usize, id: u64, label: Label<'_>) -> Result<(), OptimError> {
+        let Some(ParameterGroup { format: got, .. }) = self.groups.get(group).copied() else {
+            return Err(OptimError::Group { tensor: label.text(), expected: self.groups.len(), got: group });
+        };
+        let expected = self.tensors.get(&id).map_or(got, |state| self.groups[state.group].format);
+        if expected == got { Ok(()) } else { Err(OptimError::GroupFormat { tensor: label.text(), expected, got }) }
+    }
+
+    fn step_tensor<P: Real, G: Real>(
+        &mut self,
+        control: &StepControl,
+        tensor: &mut Parameter<'_, P, G>,
+    ) -> Result<(), OptimError> {
         let n = tensor.params.len();
+        let ParameterGroup { config, format } = self.groups[tensor.group];
         let state = self.tensors.entry(tensor.id).or_insert_with(|| TensorState {
             name: tensor.label.name(),
-            m: Moment::zeroed(self.format, n),
-            v: Moment::zeroed(self.format, n),
+            m: Moment::zeroed(format, n),
+            v: Moment::zeroed(format, n),
             age: 0,
             first_age: 0,
+            group: tensor.group,
         });
-        let scalars = self.config.scalars_of_ages(state.first_age + 1, state.age + 1)?;
+        let mut scalars = config.scalars_of_ages(state.first_age + 1, state.age + 1)?;
+        // The factor is 1 or -1 here, so that the product is exact.
+        scalars.gradient_scale *= control.gradient_scale;
+        scalars.clip = control.clip;
+        state.group = tensor.group;
         state.age += 1;
         state.first_age += 1;
         let draws = |rounding, role, sr_states: u64| match rounding {

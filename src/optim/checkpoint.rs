@@ -35,12 +35,11 @@
 //! | `optimizer` | `adamw` |
 //! | `step` | steps executed |
 //! | `offset` | counters used under `sr-states` rounding |
-//! | `format` | format of the states of tensors to come |
 //! | `rounding`, `parameter_rounding` | `nearest`, `stochastic` or `sr-states` |
 //! | `seed`, `parameter_seed` | their seeds, where they have one |
-//! | `hyper_parameters` | JSON: those of tensors to come |
+//! | `groups` | JSON: a list of parameter groups, each with `format` (of states) and `hyper_parameters` |
 //! | `resets` | JSON: the reset schedule and its progress, if there is one |
-//! | `tensor.NAME` | JSON: `id`, `named`, `age`, `first_age`, `shape`, `m`, `v` (formats), `hyper_parameters` |
+//! | `tensor.NAME` | JSON: `id`, `named`, `age`, `first_age`, `shape`, `m`, `v` (formats), `group` |
 
 use alloc::collections::BTreeMap;
 use alloc::format;
@@ -56,8 +55,8 @@ use serde_json::{Map, Value, json};
 
 use super::adamw::TensorState;
 use super::{
-    AdamW, AdamWConfig, Moment, OptimError, ResetError, ResetMoments, ResetProgress, ResetSchedule, ResetScope, Resets,
-    Rounding, StateFormat,
+    AdamW, AdamWConfig, Moment, OptimError, ParameterGroup, ResetError, ResetMoments, ResetProgress, ResetSchedule,
+    ResetScope, Resets, Rounding, StateFormat,
 };
 use crate::format::Format;
 use crate::random::tensor_id;
@@ -279,7 +278,7 @@ fn lay_out<'a>(optimizer: &'a AdamW, resets: Option<&Resets>) -> Result<(Vec<u8>
         if let Some(first) = ids.insert(name.clone(), id) {
             return Err(CheckpointError::SameName { name, first, second: id });
         }
-        metadata.insert(format!("tensor.{name}"), tensor_json(id, state, &optimizer.config)?.to_string());
+        metadata.insert(format!("tensor.{name}"), tensor_json(id, state)?.to_string());
         for (suffix, moment) in [("m", &state.m), ("v", &state.v)] {
             let (format, bytes) = stored(moment);
             entries.push((format_name(format)?.1, format!("{name}::{suffix}"), moment.len(), bytes));
@@ -308,8 +307,8 @@ fn optimizer_metadata(optimizer: &AdamW) -> Result<BTreeMap<String, String>, Che
     put("halfulp", "optimizer".into());
     put("step", optimizer.step.to_string());
     put("offset", optimizer.offset.to_string());
-    put("format", format_name(optimizer.format)?.0.into());
-    put("hyper_parameters", config_json(&optimizer.config).to_string());
+    let groups = optimizer.groups.iter().map(group_json).collect::<Result<Vec<_>, _>>()?;
+    put("groups", json!(groups).to_string());
     for (prefix, rounding) in [("", optimizer.states), ("parameter_", optimizer.parameters)] {
         let (name, seed) = match rounding {
             Rounding::Nearest => ("nearest", None),
@@ -327,19 +326,20 @@ fn optimizer_metadata(optimizer: &AdamW) -> Result<BTreeMap<String, String>, Che
 /// What this version writes, and all that it reads.
 const KNOWN: [(&str, &str); 4] = [("version", "1"), ("stream", "1"), ("arithmetic", "1"), ("optimizer", "adamw")];
 
-fn config_json(config: &AdamWConfig) -> Value {
-    let AdamWConfig { lr, beta1, beta2, eps, weight_decay, maximize, amsgrad: _ } = *config;
-    json!({
+fn group_json(group: &ParameterGroup) -> Result<Value, CheckpointError> {
+    let AdamWConfig { lr, beta1, beta2, eps, weight_decay, maximize, amsgrad: _ } = group.config;
+    let config = json!({
         "lr": lr.to_string(),
         "beta1": beta1.to_string(),
         "beta2": beta2.to_string(),
         "eps": eps.to_string(),
         "weight_decay": weight_decay.to_string(),
         "maximize": maximize,
-    })
+    });
+    Ok(json!({ "format": format_name(group.format)?.0, "hyper_parameters": config }))
 }
 
-fn tensor_json(id: u64, state: &TensorState, config: &AdamWConfig) -> Result<Value, CheckpointError> {
+fn tensor_json(id: u64, state: &TensorState) -> Result<Value, CheckpointError> {
     Ok(json!({
         "id": id.to_string(),
         "named": state.name.is_some(),
@@ -348,7 +348,7 @@ fn tensor_json(id: u64, state: &TensorState, config: &AdamWConfig) -> Result<Val
         "shape": [state.m.len().to_string()],
         "m": format_name(stored(&state.m).0)?.0,
         "v": format_name(stored(&state.v).0)?.0,
-        "hyper_parameters": config_json(config),
+        "group": state.group.to_string(),
     }))
 }
 
@@ -401,17 +401,17 @@ pub fn load(path: impl AsRef<Path>) -> Result<Checkpoint, CheckpointError> {
     let metadata = &source.metadata;
     check_known(metadata)?;
     let top = Top(metadata);
-    let config = config_of("hyper_parameters", &top.json("hyper_parameters")?)?;
-    let optimizer = AdamW::new(config, format_named("format", top.text("format")?)?.0, top.rounding("")?)?
+    let groups = groups_of(&top.json("groups")?)?;
+    let optimizer = AdamW::new(groups[0].config, groups[0].format, top.rounding("")?)?
         .parameter_rounding(top.rounding("parameter_")?)?;
-    let mut optimizer = AdamW { step: top.integer("step")?, offset: top.integer("offset")?, ..optimizer };
+    let mut optimizer = AdamW { groups, step: top.integer("step")?, offset: top.integer("offset")?, ..optimizer };
     let resets = metadata.get("resets").map(|_| resets_of(&top.json("resets")?)).transpose()?;
     let names: Vec<String> =
         metadata.keys().filter_map(|key| key.strip_prefix("tensor.")).map(ToString::to_string).collect();
     for name in &names {
         let key = format!("tensor.{name}");
         let described = Top(&source.metadata).json(&key)?;
-        let (id, state) = source.state(name, &Fields::of(&key, &described)?, &config)?;
+        let (id, state) = source.state(name, &Fields::of(&key, &described)?, &optimizer.groups)?;
         if optimizer.tensors.insert(id, state).is_some() {
             return Err(Fields::of(&key, &described)?.refuse("id", "an id of its own", &id.to_string()));
         }
@@ -497,7 +497,7 @@ impl<'a> Source<'a> {
         &mut self,
         name: &str,
         described: &Fields<'_>,
-        config: &AdamWConfig,
+        groups: &[ParameterGroup],
     ) -> Result<(u64, TensorState), CheckpointError> {
         let id = described.integer("id")?;
         let named = described.boolean("named")?;
@@ -506,19 +506,19 @@ impl<'a> Source<'a> {
             return Err(described.refuse("id", "the id that goes with the name", &id.to_string()));
         }
         let n = described.shape()?;
-        if config_of(described.key, described.value("hyper_parameters")?)? != *config {
-            return Err(CheckpointError::Unsupported {
-                argument: "hyper_parameters",
-                reason: "tensors that differ in them, in an optimizer with one set",
-            });
-        }
         let mut moment = |field: &str| {
             let format = described.text(field)?;
             self.moment(format!("{name}::{field}"), format_named(&format!("{}: {field}", described.key), format)?, n)
         };
         let (m, v) = (moment("m")?, moment("v")?);
         let (age, first_age) = (described.integer("age")?, described.integer("first_age")?);
-        Ok((id, TensorState { name: named.then(|| name.into()), m, v, age, first_age }))
+        let group = described.integer("group")?;
+        let fits =
+            |group: usize| groups.get(group).is_some_and(|group| [&m, &v].map(|m| stored(m).0) == [group.format; 2]);
+        let group = usize::try_from(group).ok().filter(|&group| fits(group)).ok_or_else(|| {
+            described.refuse("group", "the number of a group that stores states in these formats", &group.to_string())
+        })?;
+        Ok((id, TensorState { name: named.then(|| name.into()), m, v, age, first_age, group }))
     }
 
     /// A moment of `n` elements.
@@ -657,8 +657,22 @@ impl<'a> Fields<'a> {
     }
 }
 
-fn config_of(key: &str, value: &Value) -> Result<AdamWConfig, CheckpointError> {
-    let fields = Fields::of(key, value)?;
+/// At least one.
+fn groups_of(value: &Value) -> Result<Vec<ParameterGroup>, CheckpointError> {
+    match value.as_array().map(Vec::as_slice) {
+        None | Some([]) => Err(CheckpointError::Metadata {
+            key: "groups".into(),
+            expected: "a list of one or more",
+            got: value.to_string(),
+        }),
+        Some(groups) => groups.iter().map(group_of).collect(),
+    }
+}
+
+fn group_of(value: &Value) -> Result<ParameterGroup, CheckpointError> {
+    let group = Fields::of("groups", value)?;
+    let (format, _) = format_named("groups: format", group.text("format")?)?;
+    let fields = Fields::of("groups: hyper_parameters", group.value("hyper_parameters")?)?;
     let config = AdamWConfig {
         lr: fields.number("lr")?,
         beta1: fields.number("beta1")?,
@@ -669,7 +683,7 @@ fn config_of(key: &str, value: &Value) -> Result<AdamWConfig, CheckpointError> {
         amsgrad: false,
     };
     config.check()?;
-    Ok(config)
+    Ok(ParameterGroup { config, format })
 }
 
 fn resets_of(value: &Value) -> Result<Resets, CheckpointError> {

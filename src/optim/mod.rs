@@ -19,6 +19,7 @@
 mod adamw;
 #[cfg(feature = "checkpoint")]
 pub mod checkpoint;
+mod control;
 mod norm;
 pub mod remainder;
 mod reset;
@@ -26,7 +27,8 @@ mod rule;
 mod shard;
 mod state;
 
-pub use adamw::{AdamW, AdamWConfig, Parameter};
+pub use adamw::{AdamW, AdamWConfig, Parameter, ParameterGroup};
+pub use control::{StepControl, StepOutcome};
 #[cfg(feature = "cuda")]
 pub(crate) use norm::ClipRule;
 pub use norm::{ChunkSums, Clip, Clipped, GradientNorm, NonFinite, NormError};
@@ -106,6 +108,26 @@ pub enum OptimError {
         expected: usize,
         /// What came.
         got: usize,
+    },
+    /// A parameter group that there is not.
+    #[error("group of tensor {tensor}: expected one of {expected} groups, counted from 0, got {got}")]
+    Group {
+        /// The tensor, by name or number.
+        tensor: String,
+        /// Number of groups.
+        expected: usize,
+        /// What came.
+        got: usize,
+    },
+    /// A parameter group with another state format than the tensor has been stepped in.
+    #[error("group of tensor {tensor}: expected one of state format {expected:?}, as its states have, got {got:?}")]
+    GroupFormat {
+        /// The tensor, by name or number.
+        tensor: String,
+        /// Format of its states.
+        expected: StateFormat,
+        /// Of the group.
+        got: StateFormat,
     },
     /// Two tensors of one call with the same id.
     #[error("tensor: expected different ids in one step, got {first} and {second} with the same id {id:#018x}")]
