@@ -67,7 +67,7 @@ fn another_order_is_told_apart() {
     let x = gradients(4096, 5);
     let squares: Vec<f64> = x.iter().map(|&x| f64::from(x) * f64::from(x)).collect();
     let got = ChunkSums::of(0, &x).sums()[0];
-    assert_ne!(got, squares.iter().sum());
+    assert_ne!(got, squares.iter().sum::<f64>());
     let strided =
         |lanes: usize| -> f64 { (0..lanes).map(|lane| squares[lane..].iter().step_by(lanes).sum::<f64>()).sum() };
     assert!([8, 128, 256, 512, 1024].iter().all(|&lanes| strided(lanes) != got));
