@@ -42,6 +42,14 @@ FN double block_sum(double x) {
     return (warps[0] + warps[1]) + (warps[2] + warps[3]);
 }
 
+// The f32 bits of a code, by the instruction for FP16: exact, and a NaN stays one.
+template <class T> FN u32 value(u32 code) { return T::widen(code); }
+template <> __device__ __forceinline__ u32 value<FP16>(u32 code) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"((u16)code));
+    return bits_of(x);
+}
+
 template <class T> FN void squares(const Chunk &c, double (&lane)[4]) {
     const u32 first = threadIdx.x * 4;
     if (c.n == CHUNK && c.at % (4 * T::bytes) == 0) {
@@ -50,7 +58,7 @@ template <class T> FN void squares(const Chunk &c, double (&lane)[4]) {
             load<T::bytes>(w[r], (const char *)c.at + (r * ROUND + first) * T::bytes);
         UNROLL for (int r = 0; r < CHUNK / ROUND; r++) {
             u32 bits[4];
-            UNROLL for (int j = 0; j < 4; j++) bits[j] = T::widen(element<T>(w[r], j));
+            UNROLL for (int j = 0; j < 4; j++) bits[j] = value<T>(element<T>(w[r], j));
             add_squares(lane, bits);
         }
         return;
@@ -59,7 +67,7 @@ template <class T> FN void squares(const Chunk &c, double (&lane)[4]) {
 #pragma unroll 1
     for (u32 i = first; i < c.n; i += ROUND) {
         u32 bits[4];
-        UNROLL for (int j = 0; j < 4; j++) bits[j] = i + j < c.n ? T::widen(x[i + j]) : 0;
+        UNROLL for (int j = 0; j < 4; j++) bits[j] = i + j < c.n ? value<T>(x[i + j]) : 0;
         add_squares(lane, bits);
     }
 }
