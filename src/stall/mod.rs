@@ -51,8 +51,8 @@ pub use gradients::{Law, Variances};
 pub use meter::{Comparison, MeterError, StallCounts, StateView};
 pub use noise::{Noise, noise};
 pub use probability::{
-    EffectiveDecay, Probability, average_probability, effective_decay, probability, probability_at_mantissa,
-    probability_since_reset, ratchet_threshold, rho,
+    EffectiveDecay, Probability, average_probability, average_probability_since_reset, effective_decay, probability,
+    probability_at_mantissa, probability_since_reset, ratchet_threshold, rho,
 };
 pub use reset::{
     AdaptiveReset, RESET_THRESHOLD, reset_period, reset_period_with_threshold, startup_window,
