@@ -149,6 +149,34 @@ fn noise_of_stochastic_rounding() {
     }
 }
 
+/// The law of a scale that moves with the largest of each block, where one coordinate is that all along. Where the laws
+/// differ by more than twice the bound, the law of a still grid is rejected.
+#[test]
+fn noise_under_a_moving_scale() {
+    const N: usize = 4096;
+    let binade = |i: usize| 8.0 * ((i * 1571 % N) as f64 / N as f64).exp2();
+    let listed: Vec<f64> = (0..N).map(|i| if i % 128 == 0 { 256.0 } else { binade(i) }).collect();
+    for (fraction_bits, beta) in [(7, 0.99), (4, 0.99), (3, 0.95), (3, 0.99), (3, 0.999)] {
+        let format = unlimited(fraction_bits);
+        let tau = (1.0 / (1.0 - beta)) as u64;
+        let seen = run(&Simulation {
+            beta,
+            storage: Storage::stochastic(format, 3).scaled(Scaling::Amax { block: 128 }),
+            variances: Variances::Listed(listed.clone()),
+            coordinates: 2 * N,
+            checkpoints: vec![5 * tau, 7 * tau],
+            ..Simulation::default()
+        });
+        let variance = seen.iter().map(|checkpoint| checkpoint.variance).sum::<f64>() / seen.len() as f64;
+        let law = stall::noise(format, beta).unwrap();
+        let off = |law: f64| (variance / law - 1.0).abs();
+        assert!(off(law.moving_grid) < 0.06, "{fraction_bits} {beta}: {variance} {law:?}");
+        let distinct = (law.still_grid / law.moving_grid - 1.0).abs() > 0.12;
+        assert!(!distinct || off(law.still_grid) > 0.06, "{fraction_bits} {beta}: {variance} {law:?}");
+        assert_eq!(distinct, (fraction_bits, beta) == (3, 0.999), "{law:?}");
+    }
+}
+
 /// The same word for a coordinate at each step is no noise: each coordinate has a threshold of its own, and drifts to where
 /// its proposals balance.
 #[test]

@@ -1,14 +1,12 @@
-//! The stalling model against its published numbers, against integrals taken another way, and against averages that are
-//! really rounded.
+//! The stalling model against its published numbers and against integrals taken another way. Simulations are held to it in
+//! `simulation.rs`.
 #![cfg(feature = "stall")]
 
 use core::f64::consts::{LN_2, TAU};
 
-use halfulp::cast::Cast;
-use halfulp::random::{Draws, Role};
+use halfulp::Format;
 use halfulp::round::{Mode, Overflow, round_f64};
 use halfulp::stall::{self, AdaptiveReset, Comparison, Probability, Simulation, StallError, Start, Storage, Variances};
-use halfulp::{Draw, Format};
 
 const E2M2: Format = Format::UE2M2;
 const E4M4: Format = Format::UE4M4;
@@ -413,67 +411,6 @@ fn law_of_the_noise() {
         let law = stall::noise(format, beta2).unwrap().still_grid;
         assert_close(law / published, 1.0, 0.06, &format!("{format} {beta2}"));
     }
-}
-
-/// Gaussian numbers by the transformation of Box and Muller.
-fn gaussians(step: u64, n: usize) -> Vec<f64> {
-    let mut words = vec![0u32; n];
-    Draw::seeded(5).step(step).role(Role::Parameter).fill32(0, &mut words);
-    let uniform = |word: u32| (f64::from(word) + 0.5) / 2f64.powi(32);
-    let pair = |&[a, b]: &[u32; 2]| {
-        let (radius, angle) = ((-2.0 * libm::log(uniform(a))).sqrt(), TAU * uniform(b));
-        [radius * libm::cos(angle), radius * libm::sin(angle)]
-    };
-    words.as_chunks().0.iter().flat_map(pair).collect()
-}
-
-const BLOCK: usize = 128;
-
-/// The relative variance of second moments stored by stochastic rounding, over coordinates whose `s^2` spread
-/// log-uniformly over a binade, from 5 to 15 memories. The first of each block has a larger `s^2` and is left out.
-fn simulated(format: Format, beta2: f64, moving: bool) -> f64 {
-    const N: usize = 4096;
-    let spread = |i: usize| 8.0 * (((i * 1571) % N) as f64 / N as f64).exp2();
-    let squares: Vec<f64> = (0..N).map(|i| if i % BLOCK == 0 { 256.0 } else { spread(i) }).collect();
-    let (mut v, mut codes) = (squares.clone(), vec![0u16; N]);
-    let memory = (1.0 / (1.0 - beta2)).round() as u64;
-    let mut sum = 0.0;
-    for step in 0..15 * memory {
-        for ((v, square), x) in v.iter_mut().zip(&squares).zip(gaussians(step, N)) {
-            *v = beta2 * *v + (1.0 - beta2) * square * x * x;
-        }
-        let amax = |block: &[f64]| block.iter().copied().fold(0.0, f64::max);
-        let scale = |block| if moving { amax(block) / format.max() } else { 1.0 };
-        let scales: Vec<f64> = v.chunks(BLOCK).map(scale).collect();
-        v.chunks_mut(BLOCK).zip(&scales).for_each(|(block, scale)| block.iter_mut().for_each(|v| *v /= scale));
-        Cast::stochastic(Draw::seeded(9).step(step)).into_codes(&v, format, &mut codes).unwrap();
-        for (i, (v, &code)) in v.iter_mut().zip(&codes).enumerate() {
-            *v = format.value(code) * scales[i / BLOCK];
-            if step >= 5 * memory && i % BLOCK != 0 {
-                sum += (*v / squares[i] - 1.0).powi(2);
-            }
-        }
-    }
-    sum / (10 * memory) as f64 / (N - N / BLOCK) as f64
-}
-
-/// Simulated variances lie within 6 % of the law: their own standard error is about 1 %, the rest is that `v` moves around
-/// `s^2`. The laws without rounding, and of the other grid, are rejected where they differ by more.
-#[test]
-fn noise_of_rounded_averages() {
-    let near = |variance: f64, law: f64| (variance / law - 1.0).abs() < 0.06;
-    for (format, beta2) in [(Format::BF16, 0.99), (E4M4, 0.99), (Format::E4M3, 0.95), (Format::E4M3, 0.99)] {
-        let law = stall::noise(format, beta2).unwrap();
-        for (moving, expected) in [(false, law.still_grid), (true, law.moving_grid)] {
-            let variance = simulated(format, beta2, moving);
-            assert!(near(variance, expected), "{format} {beta2} moving {moving}: law {expected}, got {variance}");
-            assert!(near(variance, law.exact) == (format == Format::BF16), "{format} {beta2}");
-        }
-    }
-    let law = stall::noise(Format::E4M3, 0.999).unwrap();
-    let (still, moving) = (simulated(Format::E4M3, 0.999, false), simulated(Format::E4M3, 0.999, true));
-    assert!(near(still, law.still_grid) && near(moving, law.moving_grid), "{law:?}: {still}, {moving}");
-    assert!(!near(still, law.moving_grid) && !near(moving, law.still_grid), "{law:?}: {still}, {moving}");
 }
 
 #[test]

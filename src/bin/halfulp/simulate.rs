@@ -303,7 +303,7 @@ fn text(simulation: &Simulation, report: &Report, prediction: Option<&Prediction
         "\nstalled: in this step; window: in all steps since the line before; no move: coordinates that never moved\n";
     text += "deviation: standard deviation over coordinates; up, down: share delivered of the increases and decreases proposed\n";
     if let Some(Prediction { variance, .. }) = prediction {
-        text += "predicted: stalled, for Gaussian gradients and a moment near their variance";
+        text += "predicted: stalled, averaged over mantissas, for Gaussian gradients and a moment near their variance";
         let deviation = variance.map(|variance| format!("; deviation in the long run: {:.5}", variance.sqrt()));
         text += &(deviation.unwrap_or_default() + "\n");
     }
