@@ -4,7 +4,7 @@
 //! (arXiv:2603.16731), and what follows from their model.
 #![cfg(feature = "stall")]
 
-use halfulp::optim::{AdamW, AdamWConfig, Moment, Rounding, StateFormat};
+use halfulp::optim::{AdamW, AdamWConfig, Rounding, StateFormat};
 use halfulp::random::Role;
 use halfulp::stall::{
     self, Checkpoint, Law, Scaling, Simulation, SimulationError, Start, State, Storage, Update, Variances,
@@ -346,34 +346,38 @@ fn pieces_are_parts_of_the_whole() {
     }
 }
 
-/// Both moments, stored as the optimizer stores them under the same seed, step for step and bit for bit.
+/// Both moments, stored as the optimizer stores them under the same seed, step for step and bit for bit; in f32 too, where
+/// every bit of the arithmetic shows.
 #[test]
 fn stores_what_adamw_stores() {
-    for rounding in [Rounding::Nearest, Rounding::stochastic(11)] {
+    let stored = |optimizer: &AdamW, role| {
+        let (m, v) = optimizer.moments(0).unwrap();
+        if role == Role::FirstMoment { m.to_f32() } else { v.to_f32() }
+    };
+    for (storage, format, rounding) in [
+        (Storage::F32, StateFormat::F32, Rounding::Nearest),
+        (Storage::nearest(Format::BF16), StateFormat::Bf16, Rounding::Nearest),
+        (Storage::stochastic(Format::BF16, 11), StateFormat::Bf16, Rounding::stochastic(11)),
+    ] {
         for (role, beta) in [(Role::FirstMoment, 0.9), (Role::SecondMoment, 0.999)] {
             let simulation = Simulation {
                 role,
                 beta,
-                storage: Storage { format: Some(Format::BF16), rounding, scaling: Scaling::Unscaled },
+                storage,
                 start: Start::Zero,
                 coordinates: 1003,
                 checkpoints: vec![60],
                 ..Simulation::default()
             };
-            let mut optimizer = AdamW::new(AdamWConfig::default(), StateFormat::Bf16, rounding).unwrap();
+            let mut optimizer = AdamW::new(AdamWConfig::default(), format, rounding).unwrap();
             let mut other = AdamW::new(AdamWConfig::default(), StateFormat::Bf16, Rounding::stochastic(12)).unwrap();
             let (mut params, mut differed) = (vec![1.0f32; 1003], false);
-            let stored = |optimizer: &AdamW| match optimizer.moments(0) {
-                Some((Moment::Bf16(m), _)) if role == Role::FirstMoment => halfulp::decode(m),
-                Some((_, Moment::Bf16(v))) => halfulp::decode(v),
-                _ => panic!("BF16 moments"),
-            };
             simulation
                 .observe(|step| {
                     optimizer.step(&mut params, step.gradients).unwrap();
                     other.step(&mut params, step.gradients).unwrap();
-                    assert_eq!(stored(&optimizer), step.state.values(), "step {}", step.number);
-                    differed |= stored(&other) != step.state.values();
+                    assert_eq!(stored(&optimizer, role), step.state.values(), "step {}", step.number);
+                    differed |= stored(&other, role) != step.state.values();
                 })
                 .unwrap();
             assert!(differed);
