@@ -239,7 +239,8 @@ fn main() -> ExitCode {
         _ => None,
     };
     let Some(steps) = steps else {
-        eprintln!("trainings: expected nothing, or --steps and a number from 2 to 1000000");
+        let got = arguments.join(" ");
+        eprintln!("trainings: expected nothing, or --steps and a number from 2 to 1000000, got `{got}`");
         return ExitCode::from(2);
     };
     match run(steps) {
