@@ -122,6 +122,8 @@ pub fn reset_period_with_threshold(format: Format, beta2: f64, threshold: f64) -
 /// The reset rule fed by what is measured: the share of stored values that a step left equal, in place of the model's `S(j)`
 /// of [`reset_period_with_threshold`].
 ///
+/// [`StallCounts::share`](super::StallCounts::share) measures it, or
+/// [`same_code_share`](super::StallCounts::same_code_share) under scales that move every step, where no value compares equal.
 /// The share is taken as it comes, not relative to a stationary one. A state that never stalls in more than the threshold is
 /// never reset.
 ///
