@@ -6,10 +6,10 @@ mod common;
 
 use common::{Grid, Inputs, f32_inputs, gradient, grids};
 use halfulp::cast::Cast;
-use halfulp::cuda::{AdamW, CastMemory, CudaError, DeviceParameter, ElementType, Gpu, StepMemory};
+use halfulp::cuda::{AdamW, CastMemory, CudaError, DeviceParameter, DeviceVec, ElementType, Gpu, StepMemory};
 use halfulp::optim::{self, AdamWConfig, Parameter, Rounding, StateFormat};
 use halfulp::round::Overflow;
-use halfulp::{Draw, E2M1, E4M3, Format, bf16, f16};
+use halfulp::{Draw, E2M1, E4M3, E5M2, Format, bf16, f16};
 
 /// The device, or `None` (and a failure where one is required).
 fn gpu() -> Option<Gpu> {
@@ -245,6 +245,84 @@ fn refusals() {
         AdamW::new(&gpu, AdamWConfig::default(), StateFormat::Bf16, sr),
         Err(CudaError::Unsupported { .. })
     ));
+}
+
+/// A device without hardware rounding says so; one that has it gives neighbours, representable values themselves, and up
+/// as often as the fraction says.
+#[test]
+fn hardware_rounding_where_there_is_some() {
+    let Some(gpu) = gpu() else { return };
+    let n = 1 << 20;
+    let x: Vec<f32> = (0..n).map(|i| if i % 4 == 3 { -1.5 } else { 1.0 + 0.3 / 128.0 * (i % 4) as f32 }).collect();
+    let (on, draw) = (gpu.upload(&x).unwrap(), Draw::seeded(5));
+    let capability = gpu.capability().unwrap();
+    if ![(10, 0), (10, 3)].contains(&capability) {
+        let refused = CudaError::Capability { argument: "hardware_sr_cast", expected: "10.0 or 10.3", got: capability };
+        assert_eq!(gpu.hardware_sr_cast::<bf16>(&on, draw).unwrap_err(), refused);
+        assert_eq!(gpu.hardware_sr_cast_packed::<E2M1>(&on, draw).unwrap_err(), refused);
+        return;
+    }
+    let halves = gpu.download(&gpu.hardware_sr_cast::<bf16>(&on, draw).unwrap()).unwrap();
+    assert!(halves == halfulp::sr_cast::<bf16>(&x, draw));
+    let values = |format: Format, codes: Vec<u16>| codes.into_iter().map(|code| format.value(code)).collect::<Vec<_>>();
+    let bytes = gpu.download(&gpu.hardware_sr_cast::<E4M3>(&on, draw).unwrap()).unwrap();
+    let e4m3 = values(Format::E4M3, bytes.iter().map(|code| code.to_bits().into()).collect());
+    let bytes = gpu.download(&gpu.hardware_sr_cast::<E5M2>(&on, draw).unwrap()).unwrap();
+    let e5m2 = values(Format::E5M2, bytes.iter().map(|code| code.to_bits().into()).collect());
+    let packed = gpu.download_packed(&gpu.hardware_sr_cast_packed::<E2M1>(&on, draw).unwrap()).unwrap();
+    let e2m1: Vec<f64> = (0..n).map(|i| f64::from(packed.get(i).unwrap().to_f32())).collect();
+    for (name, ulp, y) in [("E4M3", 0.125, e4m3), ("E5M2", 0.25, e5m2), ("E2M1", 0.5, e2m1)] {
+        for (lane, &value) in x[..4].iter().enumerate() {
+            let ups =
+                (lane..n).step_by(4).map(|i| if lane == 3 { y[i] + 1.5 } else { y[i] - 1.0 } / ulp).collect::<Vec<_>>();
+            assert!(ups.iter().all(|&up| up == 0.0 || up == 1.0 && lane != 3), "{name} lane {lane}");
+            let p = if lane == 3 { 0.0 } else { (f64::from(value) - 1.0) / ulp };
+            let count = ups.len() as f64;
+            let bound = 5.0 * (p * (1.0 - p) / count).sqrt() + 2f64.powi(-16);
+            assert!((ups.iter().sum::<f64>() / count - p).abs() <= bound, "{name} lane {lane}");
+        }
+    }
+    // Any cut and any alignment gives the elements of the whole.
+    let part = gpu.upload(&x[1..10_000]).unwrap();
+    let part = gpu.download(&gpu.hardware_sr_cast::<E4M3>(&part, draw.at(1)).unwrap()).unwrap();
+    assert!(part.iter().zip(&bytes_of_e4m3(&gpu, &on, draw)[1..10_000]).all(|(a, b)| a.to_bits() == *b));
+}
+
+fn bytes_of_e4m3(gpu: &Gpu, x: &DeviceVec<f32>, draw: Draw) -> Vec<u8> {
+    let codes = gpu.download(&gpu.hardware_sr_cast::<E4M3>(x, draw).unwrap()).unwrap();
+    codes.into_iter().map(E4M3::to_bits).collect()
+}
+
+/// Kernels compiled at run time give the bits of those that are shipped: both equal the CPU.
+#[test]
+#[cfg(feature = "nvrtc")]
+fn compiled_kernels_give_the_same_bits() {
+    if gpu().is_none() {
+        return;
+    }
+    let gpu = match Gpu::compiled(0) {
+        Ok(gpu) => gpu,
+        Err(error) => {
+            assert!(std::env::var_os("HALFULP_REQUIRE_NVRTC").is_none(), "{error}");
+            assert!(matches!(error, CudaError::NoNvrtc { .. }), "{error}");
+            eprintln!("{error}: nothing compared");
+            return;
+        }
+    };
+    let mut inputs = Inputs(3);
+    let x: Vec<f32> = (0..70_001).map(|_| f32::from_bits(inputs.next() as u32)).collect();
+    for (_, format) in Format::NAMED {
+        for cast in [Cast::nearest(), Cast::stochastic(Draw::seeded(7))] {
+            let device = on_device(&gpu, &cast, &x, ElementType::F32, format, (0, 0));
+            assert!(device == on_host(&cast, &x, format), "{format}");
+        }
+    }
+    let r = Rounding::stochastic(1);
+    let run =
+        Run { n: 65_537, steps: 3, format: StateFormat::Bf16, states: r, parameters: r, weight_decay: 0.1, offset: 0 };
+    steps::<f32, f32>(&gpu, run);
+    steps::<bf16, bf16>(&gpu, run);
+    steps::<f16, f16>(&gpu, run);
 }
 
 /// A type of parameters or gradients on both sides.

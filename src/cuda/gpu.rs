@@ -82,6 +82,20 @@ impl Gpu {
         Ok(Self { context, stream, modules: Arc::default() })
     }
 
+    /// Opens a device whose kernels are compiled for it at run time, from the sources in this crate: the bits of
+    /// [`open`](Self::open), by a compiler that knows the device's architecture. Needs NVRTC, of the CUDA toolkit, where
+    /// the dynamic linker finds it. Each module is compiled when first used, in one to three seconds.
+    ///
+    /// # Errors
+    /// [`CudaError::NoNvrtc`], [`CudaError::Architecture`] where NVRTC does not know the device, and as [`open`](Self::open).
+    /// A later call that is the first to use a module gives [`CudaError::Compile`] if NVRTC refuses it.
+    #[cfg(feature = "nvrtc")]
+    pub fn compiled(ordinal: usize) -> Result<Self, CudaError> {
+        let gpu = Self::open(ordinal)?;
+        super::nvrtc::supports(gpu.capability()?)?;
+        Ok(Self { modules: Arc::new(Modules::of(super::launch::Origin::Compiled)), ..gpu })
+    }
+
     /// The same device on somebody else's stream, which is not destroyed when this is dropped.
     ///
     /// # Safety
@@ -106,6 +120,15 @@ impl Gpu {
     /// [`CudaError::Driver`].
     pub fn name(&self) -> Result<String, CudaError> {
         Ok(self.context.name()?)
+    }
+
+    /// Major and minor compute capability of the device, as (9, 0).
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn capability(&self) -> Result<(u32, u32), CudaError> {
+        let (major, minor) = self.context.compute_capability()?;
+        Ok((major.unsigned_abs(), minor.unsigned_abs()))
     }
 
     /// Waits until all work of this stream is done.

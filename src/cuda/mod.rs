@@ -20,9 +20,12 @@ mod adamw;
 mod cast;
 mod error;
 mod gpu;
+mod hardware;
 #[cfg(test)]
 mod host_tests;
 mod launch;
+#[cfg(feature = "nvrtc")]
+pub mod nvrtc;
 
 pub use adamw::{AdamW, DeviceParameter, StepMemory};
 pub use cast::{CastMemory, DevicePacked, Source};
