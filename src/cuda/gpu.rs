@@ -167,37 +167,65 @@ impl Gpu {
         Ok(DeviceVec { memory, len, element: PhantomData })
     }
 
-    /// Copies a slice to the device.
+    /// Copies a slice to new memory on the device.
     ///
     /// # Errors
     /// [`CudaError::OutOfMemory`].
     pub fn upload<T: Pod>(&self, values: &[T]) -> Result<DeviceVec<T>, CudaError> {
         let mut on_device = self.zeroed(values.len())?;
-        if !values.is_empty() {
-            self.stream.memcpy_htod(bytemuck::cast_slice::<T, u8>(values), &mut on_device.memory)?;
-        }
+        self.upload_into(values, &mut on_device)?;
         Ok(on_device)
     }
 
-    /// Copies to the host, after all earlier work of the stream.
+    /// Copies a slice to existing memory of its length on the device, after all earlier work of the stream.
+    ///
+    /// # Errors
+    /// [`CudaError::Length`], [`CudaError::WrongDevice`]; nothing is copied then.
+    pub fn upload_into<T: Pod>(&self, values: &[T], to: &mut DeviceVec<T>) -> Result<(), CudaError> {
+        self.own(to, "to")?;
+        same_length("to", values.len(), to.len)?;
+        if !values.is_empty() {
+            self.stream.memcpy_htod(bytemuck::cast_slice::<T, u8>(values), &mut to.memory)?;
+        }
+        Ok(())
+    }
+
+    /// Copies to a new vector on the host, after all earlier work of the stream.
     ///
     /// # Errors
     /// [`CudaError::WrongDevice`], or [`CudaError::Driver`] for what earlier work ran into.
     pub fn download<T: Pod>(&self, values: &DeviceVec<T>) -> Result<Vec<T>, CudaError> {
-        self.own(values, "values")?;
-        let mut out: Vec<T> = bytemuck::allocation::zeroed_vec(values.len);
-        if !out.is_empty() {
-            let bytes = values.memory.slice(..values.len * size_of::<T>());
-            self.stream.memcpy_dtoh(&bytes, bytemuck::cast_slice_mut::<T, u8>(&mut out))?;
-        }
-        self.synchronize()?;
+        let mut out = bytemuck::allocation::zeroed_vec(values.len);
+        self.download_into(values, &mut out)?;
         Ok(out)
+    }
+
+    /// Copies to a slice of the same length on the host, after all earlier work of the stream, and waits for it.
+    ///
+    /// # Errors
+    /// [`CudaError::Length`] and [`CudaError::WrongDevice`], where nothing is copied, or [`CudaError::Driver`] for what
+    /// earlier work ran into.
+    pub fn download_into<T: Pod>(&self, values: &DeviceVec<T>, to: &mut [T]) -> Result<(), CudaError> {
+        self.own(values, "values")?;
+        same_length("to", values.len, to.len())?;
+        if !to.is_empty() {
+            let bytes = values.memory.slice(..values.len * size_of::<T>());
+            self.stream.memcpy_dtoh(&bytes, bytemuck::cast_slice_mut::<T, u8>(to))?;
+        }
+        self.synchronize()
     }
 
     pub(super) fn own<T>(&self, values: &DeviceVec<T>, argument: &'static str) -> Result<(), CudaError> {
         let (expected, got) = (self.ordinal(), values.memory.context().ordinal());
         if expected == got { Ok(()) } else { Err(CudaError::WrongDevice { argument, expected, got }) }
     }
+}
+
+fn same_length(argument: &'static str, expected: usize, got: usize) -> Result<(), CudaError> {
+    if expected == got {
+        return Ok(());
+    }
+    Err(CudaError::Length { argument, expected: expected as u64, got: got as u64 })
 }
 
 /// Elements in device memory.
