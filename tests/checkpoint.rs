@@ -60,7 +60,7 @@ impl Training {
             vec![Parameter::named("layers.0.\"a\"", &mut self.a, &ga), Parameter::named("none", &mut self.none, &[])];
         let mut ids = vec![tensor_id("layers.0.\"a\""), tensor_id("none")];
         if step.is_multiple_of(2) {
-            list.push(Parameter::numbered(5, &mut self.b, &gb).group(1));
+            list.push(Parameter::numbered(5, &mut self.b, &gb).group(1).part(4096, 4173));
             ids.push(5);
         }
         let old: Vec<Option<Moment>> = ids.iter().map(|&id| self.opt.moments(id).map(|(_, v)| v.clone())).collect();
@@ -166,7 +166,7 @@ fn version_1() {
         r#"{"beta1":"0.9","beta2":"0.999","eps":"0.00000001","lr":"0.1","maximize":false,"weight_decay":"0.25"}"#;
     let tensor = |id: u64, named, age: u64, n: u64| {
         format!(
-            r#"{{"age":"{age}","first_age":"{age}","group":"0","id":"{id}","m":"BF16","named":{named},"shape":["{n}"],"v":"BF16"}}"#
+            r#"{{"age":"{age}","first":"0","first_age":"{age}","group":"0","id":"{id}","m":"BF16","named":{named},"shape":["{n}"],"v":"BF16"}}"#
         )
     };
     let expected = [
@@ -242,6 +242,9 @@ fn restored() {
     assert!(
         matches!(refused(&mut opt), CheckpointError::Shape { name, expected, got } if name == "w" && expected == [4] && got == [3])
     );
+    let mut opt = new(StateFormat::Bf16);
+    opt.step_tensors(&mut [Parameter::named("w", &mut [0f32; 3], &[1f32; 3]).part(4096, 4099)]).unwrap();
+    assert!(matches!(refused(&mut opt), CheckpointError::Part { expected: 4096, got: 0, .. }));
     // G1: states are not cast on the way.
     let mut opt = new(StateFormat::F32);
     opt.step_tensors(&mut [Parameter::named("w", &mut [0f32; 3], &[1f32; 3])]).unwrap();
@@ -336,7 +339,7 @@ fn refusals() {
             h["__metadata__"][name] = json!(object.to_string());
         })
     };
-    for name in ["id", "named", "age", "first_age", "shape", "m", "v", "group"] {
+    for name in ["id", "named", "age", "first_age", "first", "shape", "m", "v", "group"] {
         for value in [json!(null), json!(5), json!("x"), json!([]), json!(["1", "2"]), json!({})] {
             let error = field("tensor.w", name, value.clone());
             assert!(matches!(error, CheckpointError::Metadata { .. }), "{name} {value}: {error}");

@@ -15,9 +15,9 @@
 //!
 //! - `train`, `test`, `accuracy`: mean cross-entropy of the final network on both sets, share of test images read right;
 //! - `m stalled`, `v stalled`: first and second moment;
-//! - `predicted`: what theory expects for v if gradients were Gaussian with a variance that does not change. Real gradients
-//!   are mostly far below their root mean square and now and then far above it, and training shrinks them: nearest, which
-//!   cannot follow down, stalls more than predicted, and stochastic a little less;
+//! - `predicted`: what [`stall::probability`] expects for v if gradients were Gaussian with a variance that does not change.
+//!   Real gradients are mostly far below their root mean square and now and then far above it, and training shrinks them:
+//!   nearest, which cannot follow down, stalls more than predicted, and stochastic a little less;
 //! - `v drift`: the stored second moment over one in f32 fed with the same gradients, averaged over the coordinates at the
 //!   end; 1 is none;
 //! - `digest`: a hash of all parameters and moments.
@@ -37,8 +37,8 @@ use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
-use halfulp::bf16;
 use halfulp::optim::{AdamWConfig, Rounding, StateFormat};
+use halfulp::{Format, bf16, stall};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 
@@ -49,13 +49,6 @@ use stepper::{Device, Stepper, Stored};
 const USAGE: &str = "usage: adamw [--steps N] [--seed N] [--lr X] [--params f32|bf16] [--cpu] [--json FILE]";
 /// Images of a batch.
 const BATCH: usize = 32;
-
-/// Predicted stalled share of a BF16 second moment at beta2 = 0.999, for Gaussian gradients of constant variance:
-/// P = F(1 + rho) - F(max(0, 1 - rho)), with rho = 2^-7 ln 2 / (2 (1 - beta2)) = 2.7076 and F the distribution function of
-/// chi-square with one degree of freedom (Topollai, Choromanska, arXiv:2603.16731).
-const PREDICTED_NEAREST: f64 = 0.945_835;
-/// The same under stochastic rounding: P = E[max(0, 1 - |z - 1| / (2 rho))], z distributed by F.
-const PREDICTED_STOCHASTIC: f64 = 0.825_048;
 
 struct Options {
     steps: u64,
@@ -176,10 +169,11 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let digits = data::digits()?;
     let nearest = Rounding::Nearest;
     let stochastic = Rounding::stochastic(options.seed);
+    let predicted = stall::probability(Format::BF16, options.config.beta2)?;
     let all = [
         ("f32", StateFormat::F32, nearest, None),
-        ("BF16 nearest", StateFormat::Bf16, nearest, Some(PREDICTED_NEAREST)),
-        ("BF16 stochastic", StateFormat::Bf16, stochastic, Some(PREDICTED_STOCHASTIC)),
+        ("BF16 nearest", StateFormat::Bf16, nearest, Some(predicted.nearest)),
+        ("BF16 stochastic", StateFormat::Bf16, stochastic, Some(predicted.stochastic)),
     ];
     let target = if io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
     let bar = ProgressBar::with_draw_target(Some(options.steps * all.len() as u64), target);

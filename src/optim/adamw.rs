@@ -1,15 +1,15 @@
 //! AdamW on CPU memory.
 
 use alloc::collections::BTreeMap;
-use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::rule::{Scalars, power};
 use super::state::{Moment, Real, StateFormat};
+use super::tensor::{Entry, Tensor, check};
 use super::{OptimError, ResetMoments, Rounding, StepControl, StepOutcome};
 use crate::isa::{Isa, Kernel, at_level};
-use crate::random::{BLOCK, Draw, Generator, Role, SrStates, Width, Words, tensor_id};
+use crate::random::{BLOCK, Draw, Generator, Role, SrStates, Width, Words};
 use crate::round::lanes::{Decide, Draws16, NearestEven};
 use crate::threads::join;
 
@@ -94,47 +94,32 @@ impl AdamWConfig {
     }
 }
 
-/// One tensor of a step: its id, parameters and gradients.
+/// One tensor of a step, or a part of one: its parameters and gradients.
 #[derive(Debug)]
 pub struct Parameter<'a, P, G> {
-    id: u64,
-    label: Label<'a>,
+    tensor: Tensor<'a>,
     params: &'a mut [P],
     grads: &'a [G],
     group: usize,
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Label<'a> {
-    Name(&'a str),
-    Number(u64),
-}
-
-impl Label<'_> {
-    fn name(self) -> Option<String> {
-        match self {
-            Self::Name(name) => Some(name.into()),
-            Self::Number(_) => None,
-        }
-    }
-
-    fn text(self) -> String {
-        match self {
-            Self::Name(name) => format!("`{name}`"),
-            Self::Number(number) => format!("{number}"),
-        }
-    }
-}
-
 impl<'a, P: Real, G: Real> Parameter<'a, P, G> {
-    /// A tensor known by name; its id is the name's [`tensor_id`].
+    /// A tensor known by name; its id is the name's [`tensor_id`](crate::random::tensor_id).
     pub fn named(name: &'a str, params: &'a mut [P], grads: &'a [G]) -> Self {
-        Self { id: tensor_id(name), label: Label::Name(name), params, grads, group: 0 }
+        Self { tensor: Tensor::named(name), params, grads, group: 0 }
     }
 
     /// A tensor known by number.
     pub fn numbered(id: u64, params: &'a mut [P], grads: &'a [G]) -> Self {
-        Self { id, label: Label::Number(id), params, grads, group: 0 }
+        Self { tensor: Tensor::numbered(id), params, grads, group: 0 }
+    }
+
+    /// Says that the memory holds the elements from index `first` on of a tensor of `whole` elements, a shard: it gets the
+    /// bits that it would get in the whole. Parts are cut at multiples of 4096 elements, and at the end of the tensor; an
+    /// optimizer steps one part of a tensor, the same in every step.
+    #[must_use]
+    pub fn part(self, first: u64, whole: u64) -> Self {
+        Self { tensor: self.tensor.part(first, whole), ..self }
     }
 
     /// In another parameter group than 0: [`AdamW::add_group`].
@@ -155,6 +140,8 @@ pub(super) struct TensorState {
     pub(super) age: u64,
     /// Steps since the first moment was zero: as many, or more where the second alone was reset.
     pub(super) first_age: u64,
+    /// Index of the first element in its tensor.
+    pub(super) first: u64,
     /// The parameter group that it was last stepped in.
     pub(super) group: usize,
 }
@@ -345,8 +332,9 @@ impl AdamW {
     ///
     /// # Errors
     /// [`OptimError::Length`] for gradients of another length than the parameters, or parameters of another length than
-    /// before; [`OptimError::SameTensor`] for two tensors with one id; [`OptimError::Group`] and [`OptimError::GroupFormat`] for
-    /// a group that there is not, or that stores states otherwise than the tensor does. Nothing is changed then.
+    /// before; [`OptimError::Cut`] and [`OptimError::Part`] for parts that are cut elsewhere than they may be, or than before;
+    /// [`OptimError::SameTensor`] for two tensors with one id; [`OptimError::Group`] and [`OptimError::GroupFormat`] for a group
+    /// that there is not, or that stores states otherwise than the tensor does. Nothing is changed then.
     pub fn step_tensors<P: Real, G: Real>(&mut self, tensors: &mut [Parameter<'_, P, G>]) -> Result<(), OptimError> {
         self.step_controlled(&StepControl::default(), tensors).map(drop)
     }
@@ -373,35 +361,21 @@ impl AdamW {
     }
 
     fn check<P: Real, G: Real>(&self, tensors: &[Parameter<'_, P, G>]) -> Result<(), OptimError> {
-        let mut seen = BTreeMap::new();
-        for tensor in tensors {
-            let length = |argument, got| OptimError::Length {
-                argument,
-                tensor: tensor.label.text(),
-                expected: tensor.params.len(),
-                got,
-            };
-            if tensor.grads.len() != tensor.params.len() {
-                return Err(length("grads", tensor.grads.len()));
-            }
-            if let Some(state) = self.tensors.get(&tensor.id).filter(|state| state.m.len() != tensor.params.len()) {
-                return Err(length("state", state.m.len()));
-            }
-            self.check_group(tensor.group, tensor.id, tensor.label)?;
-            if let Some(first) = seen.insert(tensor.id, tensor.label) {
-                let (first, second) = (first.text(), tensor.label.text());
-                return Err(OptimError::SameTensor { first, second, id: tensor.id });
-            }
-        }
-        Ok(())
+        check(tensors.iter().map(|Parameter { tensor, params, grads, .. }| Entry {
+            tensor: *tensor,
+            params: params.len(),
+            grads: grads.len(),
+            state: self.tensors.get(&tensor.id).map(|state| (state.first, state.m.len())),
+        }))?;
+        tensors.iter().try_for_each(|parameter| self.check_group(parameter.group, &parameter.tensor))
     }
 
-    fn check_group(&self, group: usize, id: u64, label: Label<'_>) -> Result<(), OptimError> {
+    fn check_group(&self, group: usize, tensor: &Tensor<'_>) -> Result<(), OptimError> {
         let Some(ParameterGroup { format: got, .. }) = self.groups.get(group).copied() else {
-            return Err(OptimError::Group { tensor: label.text(), expected: self.groups.len(), got: group });
+            return Err(OptimError::Group { tensor: tensor.text(), expected: self.groups.len(), got: group });
         };
-        let expected = self.tensors.get(&id).map_or(got, |state| self.groups[state.group].format);
-        if expected == got { Ok(()) } else { Err(OptimError::GroupFormat { tensor: label.text(), expected, got }) }
+        let expected = self.tensors.get(&tensor.id).map_or(got, |state| self.groups[state.group].format);
+        if expected == got { Ok(()) } else { Err(OptimError::GroupFormat { tensor: tensor.text(), expected, got }) }
     }
 
     fn step_tensor<P: Real, G: Real>(
@@ -411,12 +385,14 @@ impl AdamW {
     ) -> Result<(), OptimError> {
         let n = tensor.params.len();
         let ParameterGroup { config, format } = self.groups[tensor.group];
-        let state = self.tensors.entry(tensor.id).or_insert_with(|| TensorState {
-            name: tensor.label.name(),
+        let (id, first, whole) = (tensor.tensor.id, tensor.tensor.first(), tensor.tensor.whole(n as u64));
+        let state = self.tensors.entry(id).or_insert_with(|| TensorState {
+            name: tensor.tensor.name(),
             m: Moment::zeroed(format, n),
             v: Moment::zeroed(format, n),
             age: 0,
             first_age: 0,
+            first,
             group: tensor.group,
         });
         let mut scalars = config.scalars_of_ages(state.first_age + 1, state.age + 1)?;
@@ -428,25 +404,23 @@ impl AdamW {
         state.first_age += 1;
         let draws = |rounding, role, sr_states: u64| match rounding {
             Rounding::Nearest => Noise::None,
-            Rounding::Stochastic { seed } => {
-                Noise::Draw(Draw::seeded(seed).step(self.step).tensor(tensor.id).role(role))
-            }
+            Rounding::Stochastic { seed } => Noise::Draw(Draw::seeded(seed).step(self.step).tensor(id).role(role)),
             Rounding::SrStates { seed } => Noise::SrStates(SrStates::seeded(seed).advanced(sr_states)),
         };
         let noise = [
             draws(self.parameters, Role::Parameter, 0),
             draws(self.states, Role::FirstMoment, self.offset),
-            draws(self.states, Role::SecondMoment, self.offset.wrapping_add(n as u64)),
+            draws(self.states, Role::SecondMoment, self.offset.wrapping_add(whole)),
         ];
         if let Rounding::SrStates { .. } = self.states {
-            self.offset = self.offset.wrapping_add(2 * n as u64);
+            self.offset = self.offset.wrapping_add(whole.wrapping_mul(2));
         }
         let (params, grads) = (&mut *tensor.params, tensor.grads);
         match (&mut state.m, &mut state.v) {
-            (Moment::F32(m), Moment::F32(v)) => spread(self.isa, &scalars, &noise, 0, (params, grads, m, v)),
-            (Moment::Bf16(m), Moment::Bf16(v)) => spread(self.isa, &scalars, &noise, 0, (params, grads, m, v)),
-            (Moment::F32(m), Moment::Bf16(v)) => spread(self.isa, &scalars, &noise, 0, (params, grads, m, v)),
-            (Moment::Bf16(m), Moment::F32(v)) => spread(self.isa, &scalars, &noise, 0, (params, grads, m, v)),
+            (Moment::F32(m), Moment::F32(v)) => spread(self.isa, &scalars, &noise, first, (params, grads, m, v)),
+            (Moment::Bf16(m), Moment::Bf16(v)) => spread(self.isa, &scalars, &noise, first, (params, grads, m, v)),
+            (Moment::F32(m), Moment::Bf16(v)) => spread(self.isa, &scalars, &noise, first, (params, grads, m, v)),
+            (Moment::Bf16(m), Moment::F32(v)) => spread(self.isa, &scalars, &noise, first, (params, grads, m, v)),
         }
         Ok(())
     }

@@ -39,7 +39,7 @@
 //! | `seed`, `parameter_seed` | their seeds, where they have one |
 //! | `groups` | JSON: a list of parameter groups, each with `format` (of states) and `hyper_parameters` |
 //! | `resets` | JSON: the reset schedule and its progress, if there is one |
-//! | `tensor.NAME` | JSON: `id`, `named`, `age`, `first_age`, `shape`, `m`, `v` (formats), `group` |
+//! | `tensor.NAME` | JSON: `id`, `named`, `age`, `first_age`, `first` (element of the tensor, if this is a part of one), `shape`, `m`, `v` (formats), `group` |
 
 use alloc::collections::BTreeMap;
 use alloc::format;
@@ -158,6 +158,16 @@ pub enum CheckpointError {
         expected: Vec<usize>,
         /// What came.
         got: Vec<usize>,
+    },
+    /// An optimizer to be restored that holds another part of a tensor.
+    #[error("part of tensor `{name}`: expected element {expected} first, as in the optimizer, got {got}")]
+    Part {
+        /// The tensor.
+        name: String,
+        /// First element of the optimizer's part.
+        expected: u64,
+        /// In the file.
+        got: u64,
     },
     /// An optimizer to be restored whose states have another format.
     #[error("format of tensor `{name}`: expected {expected:?}, as in the optimizer, got {got:?}")]
@@ -345,6 +355,7 @@ fn tensor_json(id: u64, state: &TensorState) -> Result<Value, CheckpointError> {
         "named": state.name.is_some(),
         "age": state.age.to_string(),
         "first_age": state.first_age.to_string(),
+        "first": state.first.to_string(),
         "shape": [state.m.len().to_string()],
         "m": format_name(stored(&state.m).0)?.0,
         "v": format_name(stored(&state.v).0)?.0,
@@ -426,8 +437,9 @@ pub fn load(path: impl AsRef<Path>) -> Result<Checkpoint, CheckpointError> {
 /// stays. Gives the reset schedule.
 ///
 /// # Errors
-/// As [`load`]; [`CheckpointError::MissingTensor`], [`CheckpointError::Shape`] and [`CheckpointError::Format`] if a tensor of
-/// the optimizer is not in the file, or of another length or format there. The optimizer is as it was then.
+/// As [`load`]; [`CheckpointError::MissingTensor`], [`CheckpointError::Shape`], [`CheckpointError::Part`] and
+/// [`CheckpointError::Format`] if a tensor of the optimizer is not in the file, or another part of it, or in another format.
+/// The optimizer is as it was then.
 pub fn restore(path: impl AsRef<Path>, optimizer: &mut AdamW) -> Result<Option<Resets>, CheckpointError> {
     let loaded = load(path)?;
     for (id, state) in &optimizer.tensors {
@@ -436,6 +448,9 @@ pub fn restore(path: impl AsRef<Path>, optimizer: &mut AdamW) -> Result<Option<R
         let (expected, got) = (state.m.len(), there.m.len());
         if expected != got {
             return Err(CheckpointError::Shape { name: name(), expected: [expected].into(), got: [got].into() });
+        }
+        if state.first != there.first {
+            return Err(CheckpointError::Part { name: name(), expected: state.first, got: there.first });
         }
         let formats = |state: &TensorState| (stored(&state.m).0, stored(&state.v).0);
         let (expected, got) = (formats(state), formats(there));
@@ -512,13 +527,13 @@ impl<'a> Source<'a> {
         };
         let (m, v) = (moment("m")?, moment("v")?);
         let (age, first_age) = (described.integer("age")?, described.integer("first_age")?);
-        let group = described.integer("group")?;
+        let (first, group) = (described.integer("first")?, described.integer("group")?);
         let fits =
             |group: usize| groups.get(group).is_some_and(|group| [&m, &v].map(|m| stored(m).0) == [group.format; 2]);
         let group = usize::try_from(group).ok().filter(|&group| fits(group)).ok_or_else(|| {
             described.refuse("group", "the number of a group that stores states in these formats", &group.to_string())
         })?;
-        Ok((id, TensorState { name: named.then(|| name.into()), m, v, age, first_age, group }))
+        Ok((id, TensorState { name: named.then(|| name.into()), m, v, age, first_age, first, group }))
     }
 
     /// A moment of `n` elements.

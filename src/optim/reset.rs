@@ -137,7 +137,7 @@ mod schedule {
         pub tensor: Option<u64>,
         /// Steps.
         pub steps: u64,
-        /// Of an adaptive schedule, its [loss so far](AdaptiveReset::loss); else 0.
+        /// Of an adaptive schedule, its [loss so far](AdaptiveReset::sum); else 0.
         pub loss: f64,
     }
 
@@ -244,7 +244,7 @@ mod schedule {
         pub fn progress(&self) -> Vec<ResetProgress> {
             let since = |progress: &Progress| match progress {
                 Progress::Steps(steps) => (*steps, 0.0),
-                Progress::Adaptive(rule) => (rule.age(), rule.loss()),
+                Progress::Adaptive(rule) => (rule.age(), rule.sum()),
             };
             self.progress
                 .iter()
@@ -265,7 +265,7 @@ mod schedule {
             for &ResetProgress { tensor, steps, loss } in progress {
                 let of = match self.schedule {
                     ResetSchedule::Adaptive { beta2, threshold } => {
-                        Progress::Adaptive(AdaptiveReset::resume(beta2, threshold, steps, loss)?)
+                        Progress::Adaptive(AdaptiveReset::restored(beta2, threshold, steps, loss)?)
                     }
                     _ => Progress::Steps(steps),
                 };

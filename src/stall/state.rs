@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use super::error::check;
 use super::meter::StateView;
-use super::simulation::{SimulationError, within};
+use super::simulation::SimulationError;
 use crate::cast::Cast;
 use crate::format::{Format, power_of_two_scale};
 use crate::measure::amax;
@@ -94,7 +95,7 @@ impl Storage {
         if self.format.is_none() && self.scaling != Scaling::Unscaled {
             return unsupported("scaling", "values in f32 are not scaled");
         }
-        within("block", "1 element or more", 0.0, self.scaling.block() != Some(0))
+        Ok(check(self.scaling.block() != Some(0), "block", "1 element or more", 0.0)?)
     }
 }
 
@@ -117,8 +118,8 @@ pub struct State {
     role: Role,
     tensor: u64,
     first: u64,
-    /// The value of every code.
-    decoded: Arc<[f32]>,
+    /// The value of every code. Of a format wider than f32, scales bring back into it what no f32 holds.
+    decoded: Arc<[f64]>,
     codes: Vec<u16>,
     scales: Vec<f32>,
     values: Vec<f32>,
@@ -130,11 +131,10 @@ impl State {
     ///
     /// # Errors
     /// [`SimulationError::Unsupported`] for another role than the two moments, an unsigned format for a first moment, scales in
-    /// f32, or [`Rounding::SrStates`]; [`SimulationError::Argument`] for blocks of no elements.
+    /// f32, or [`Rounding::SrStates`]; [`SimulationError::Range`] for blocks of no elements.
     pub fn zeroed(storage: Storage, role: Role, n: usize) -> Result<Self, SimulationError> {
         storage.check(role)?;
-        let decoded =
-            storage.format.map_or([].into(), |format| format.values().map(|(_, value)| value as f32).collect());
+        let decoded = storage.format.map_or([].into(), |format| format.values().map(|(_, value)| value).collect());
         let blocks = storage.scaling.block().map_or(0, |block| n.div_ceil(block));
         let codes = if storage.format.is_some() { vec![0; n] } else { Vec::new() };
         let mut state = Self {
@@ -163,7 +163,8 @@ impl State {
         Self { first, ..self }
     }
 
-    /// The values, exact but for the rounding of code times scale to f32 under [`Scaling::Amax`].
+    /// The values: code times scale, rounded to f32 once. That is exact but under [`Scaling::Amax`] and beyond the range of
+    /// f32.
     #[must_use]
     pub fn values(&self) -> &[f32] {
         &self.values
@@ -249,9 +250,9 @@ impl State {
         let decoded = &self.decoded[..=mask];
         let block = self.storage.scaling.block().unwrap_or(self.codes.len()).max(1);
         for (b, (codes, values)) in self.codes.chunks(block).zip(self.values.chunks_mut(block)).enumerate() {
-            let scale = self.scales.get(b).copied().unwrap_or(1.0);
+            let scale = self.scales.get(b).copied().map_or(1.0, f64::from);
             for (value, &code) in values.iter_mut().zip(codes) {
-                *value = decoded[usize::from(code) & mask] * scale;
+                *value = (decoded[usize::from(code) & mask] * scale) as f32;
             }
         }
     }
