@@ -4,6 +4,10 @@
 //! gradients are f32, BF16 or FP16. A stored value is a pure function of the inputs, the seed, the step and the element's
 //! place: the same bits for any number of threads, at any instruction-set level, and resumed as straight through.
 //!
+//! Around the step: [`ParameterGroup`]s; [`StepControl`] for loss scales, clipping and steps left out; [`ChunkSums`] and
+//! [`Clip`] for the global norm of gradients, in one order whatever the threads and [`Shard`]s; `Resets` (feature `stall`) for
+//! states that stall; [`remainder`] for BF16 parameters that lose nothing; `checkpoint` (feature `checkpoint`) to stop and go on.
+//!
 //! ```
 //! use halfulp::optim::{AdamW, AdamWConfig, Rounding, StateFormat};
 //! let mut opt = AdamW::new(AdamWConfig { lr: 1e-2, ..AdamWConfig::default() }, StateFormat::Bf16, Rounding::stochastic(7))?;
