@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use super::cast::Source;
 use super::launch::{StepArguments, aligned, disjoint, keys, launch, pieces};
 use super::{CudaError, DeviceVec, ElementType, Gpu};
-use crate::optim::{AdamWConfig, Moment, OptimError, Real, Rounding, Scalars, StateFormat};
+use crate::optim::{AdamWConfig, Moment, OptimError, Real, Rounding, Scalars, StateFormat, States};
 use crate::random::Role;
 
 /// One tensor of a step in device memory.
@@ -65,9 +65,16 @@ impl AdamW {
     /// As [`optim::AdamW::new`](crate::optim::AdamW::new).
     ///
     /// # Errors
-    /// [`CudaError::Optim`] for hyper-parameters out of range, [`CudaError::Unsupported`] for [`Rounding::SrStates`].
-    pub fn new(gpu: &Gpu, config: AdamWConfig, format: StateFormat, rounding: Rounding) -> Result<Self, CudaError> {
+    /// [`CudaError::Optim`] for hyper-parameters out of range, [`CudaError::Unsupported`] for [`Rounding::SrStates`], for moments
+    /// in blocks, and for two moments that are stored differently.
+    pub fn new(
+        gpu: &Gpu,
+        config: AdamWConfig,
+        states: impl Into<States>,
+        rounding: Rounding,
+    ) -> Result<Self, CudaError> {
         config.check()?;
+        let format = unscaled(states.into())?;
         supported("rounding", rounding)?;
         Ok(Self {
             gpu: gpu.clone(),
@@ -118,8 +125,8 @@ impl AdamW {
     pub fn moments(&self, id: u64) -> Result<Option<(Moment, Moment)>, CudaError> {
         let Some(state) = self.tensors.get(&id) else { return Ok(None) };
         let moment = |bytes: &DeviceVec<u8>| {
-            let bytes = self.gpu.download(bytes)?;
-            Ok::<_, CudaError>(Moment::from_bytes(self.format, &bytes))
+            let (n, bytes) = (state.n as usize, self.gpu.download(bytes)?);
+            Ok::<_, CudaError>(Moment::from_bytes(self.format, n, &bytes).expect("memory of as many elements"))
         };
         Ok(Some((moment(&state.m)?, moment(&state.v)?)))
     }
@@ -236,6 +243,7 @@ impl AdamW {
         let (moments_name, moment_size) = match self.format {
             StateFormat::F32 => ("f32".into(), 4),
             StateFormat::Bf16 => (rounded("bf16", self.states), 2),
+            StateFormat::Blocks(_) => return Err(NO_BLOCKS),
         };
         let kernel = format!("adamw_{params_name}_{}_{moments_name}", grads_type.name());
         let key = |rounding, role: Role| match rounding {
@@ -270,6 +278,16 @@ impl AdamW {
             unsafe { launch(&self.gpu, module, &kernel, piece.len, each, &arguments) }?;
         }
         Ok(())
+    }
+}
+
+const NO_BLOCKS: CudaError =
+    CudaError::Unsupported { argument: "states", reason: "kernels have both moments in f32 or both in BF16" };
+
+fn unscaled(States { m, v }: States) -> Result<StateFormat, CudaError> {
+    match m {
+        StateFormat::F32 | StateFormat::Bf16 if m == v => Ok(m),
+        _ => Err(NO_BLOCKS),
     }
 }
 

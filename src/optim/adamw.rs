@@ -5,11 +5,11 @@ use alloc::format;
 use alloc::string::String;
 
 use super::rule::{Scalars, power};
-use super::state::{Moment, Real, StateFormat};
-use super::{OptimError, Rounding};
+use super::state::{Moment, Real, States};
+use super::store::{Drawer, MomentMut, Noise};
+use super::{OptimError, Rounding, StepReport};
 use crate::isa::{Isa, Kernel, at_level};
-use crate::random::{BLOCK, Draw, Generator, Role, SrStates, Width, Words, tensor_id};
-use crate::round::lanes::{Decide, Draws16, NearestEven};
+use crate::random::{BLOCK, Draw, Role, SrStates, tensor_id};
 use crate::threads::join;
 
 /// Hyper-parameters, with the field's usual defaults.
@@ -136,7 +136,7 @@ struct TensorState {
 #[derive(Clone, Debug)]
 pub struct AdamW {
     config: AdamWConfig,
-    format: StateFormat,
+    formats: States,
     states: Rounding,
     parameters: Rounding,
     isa: Isa,
@@ -147,16 +147,23 @@ pub struct AdamW {
 }
 
 impl AdamW {
-    /// An optimizer whose moments are stored in `format`, with `rounding` for moments and for parameters of fewer than 32
-    /// bits.
+    /// An optimizer whose moments are stored as `states` says (a [`StateFormat`](super::StateFormat) for both, or [`States`]),
+    /// with `rounding` for moments and for parameters of fewer than 32 bits.
     ///
     /// # Errors
-    /// As [`AdamWConfig::check`].
-    pub fn new(config: AdamWConfig, format: StateFormat, rounding: Rounding) -> Result<Self, OptimError> {
+    /// As [`AdamWConfig::check`]; [`OptimError::State`] for a format that its moment can't have, [`OptimError::Unsupported`] for
+    /// [`Rounding::SrStates`] with blocks.
+    pub fn new(config: AdamWConfig, states: impl Into<States>, rounding: Rounding) -> Result<Self, OptimError> {
         config.check()?;
+        let formats = states.into();
+        formats.check()?;
+        if matches!(rounding, Rounding::SrStates { .. }) && formats.has_blocks() {
+            let reason = "the package `sr-states` stores moments in BF16";
+            return Err(OptimError::Unsupported { argument: "rounding", reason });
+        }
         Ok(Self {
             config,
-            format,
+            formats,
             states: rounding,
             parameters: match rounding {
                 Rounding::SrStates { .. } => Rounding::Nearest,
@@ -221,7 +228,13 @@ impl AdamW {
         self.tensors.get(&id).map(|state| (&state.m, &state.v))
     }
 
-    /// Bytes of the states.
+    /// What moments are stored as.
+    #[must_use]
+    pub fn states(&self) -> States {
+        self.formats
+    }
+
+    /// Bytes of the states of all tensors that have been stepped: [`States::bytes`] of each.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.tensors.values().map(|state| state.m.bytes() + state.v.bytes()).sum()
@@ -231,7 +244,7 @@ impl AdamW {
     ///
     /// # Errors
     /// As [`step_tensors`](Self::step_tensors).
-    pub fn step<P: Real, G: Real>(&mut self, params: &mut [P], grads: &[G]) -> Result<(), OptimError> {
+    pub fn step<P: Real, G: Real>(&mut self, params: &mut [P], grads: &[G]) -> Result<StepReport, OptimError> {
         self.step_tensors(&mut [Parameter::numbered(0, params, grads)])
     }
 
@@ -243,13 +256,17 @@ impl AdamW {
     /// # Errors
     /// [`OptimError::Length`] for gradients of another length than the parameters, or parameters of another length than
     /// before; [`OptimError::SameTensor`] for two tensors with one id. Nothing is changed then.
-    pub fn step_tensors<P: Real, G: Real>(&mut self, tensors: &mut [Parameter<'_, P, G>]) -> Result<(), OptimError> {
+    pub fn step_tensors<P: Real, G: Real>(
+        &mut self,
+        tensors: &mut [Parameter<'_, P, G>],
+    ) -> Result<StepReport, OptimError> {
         self.check(tensors)?;
         self.step += 1;
+        let mut report = StepReport::default();
         for tensor in tensors {
-            self.step_tensor(tensor)?;
+            report += self.step_tensor(tensor)?;
         }
-        Ok(())
+        Ok(report)
     }
 
     fn check<P: Real, G: Real>(&self, tensors: &[Parameter<'_, P, G>]) -> Result<(), OptimError> {
@@ -275,11 +292,11 @@ impl AdamW {
         Ok(())
     }
 
-    fn step_tensor<P: Real, G: Real>(&mut self, tensor: &mut Parameter<'_, P, G>) -> Result<(), OptimError> {
+    fn step_tensor<P: Real, G: Real>(&mut self, tensor: &mut Parameter<'_, P, G>) -> Result<StepReport, OptimError> {
         let n = tensor.params.len();
         let state = self.tensors.entry(tensor.id).or_insert_with(|| TensorState {
-            m: Moment::zeroed(self.format, n),
-            v: Moment::zeroed(self.format, n),
+            m: Moment::zeroed(self.formats.m, n),
+            v: Moment::zeroed(self.formats.v, n),
             age: 0,
         });
         let scalars = self.config.scalars(state.age + 1)?;
@@ -299,135 +316,88 @@ impl AdamW {
         if let Rounding::SrStates { .. } = self.states {
             self.offset = self.offset.wrapping_add(2 * n as u64);
         }
-        let (params, grads) = (&mut *tensor.params, tensor.grads);
-        match (&mut state.m, &mut state.v) {
-            (Moment::F32(m), Moment::F32(v)) => spread(self.isa, &scalars, &noise, 0, (params, grads, m, v)),
-            (Moment::Bf16(m), Moment::Bf16(v)) => spread(self.isa, &scalars, &noise, 0, (params, grads, m, v)),
-            (Moment::F32(m), Moment::Bf16(v)) => spread(self.isa, &scalars, &noise, 0, (params, grads, m, v)),
-            (Moment::Bf16(m), Moment::F32(v)) => spread(self.isa, &scalars, &noise, 0, (params, grads, m, v)),
-        }
-        Ok(())
+        let [m, v] =
+            [(&mut state.m, Role::FirstMoment), (&mut state.v, Role::SecondMoment)].map(|(x, role)| x.memory(role));
+        let work = Step { isa: self.isa, scalars: &scalars, noise: &noise };
+        Ok(work.spread(0, (&mut *tensor.params, tensor.grads, m, v)))
     }
 }
 
-/// Where the draws of one stored value come from.
-#[derive(Clone, Copy)]
-enum Noise {
-    /// Nowhere: to nearest.
-    None,
-    Draw(Draw),
-    SrStates(SrStates),
-}
-
-/// Elements that a thread takes at a time.
+/// Elements that a thread takes at a time: whole blocks of every state format.
 const CHUNK: usize = 32 * BLOCK;
 
 /// Parameters, gradients, first and second moments.
-type Slices<'a, P, G, M, V> = (&'a mut [P], &'a [G], &'a mut [M], &'a mut [V]);
+type Slices<'a, P, G> = (&'a mut [P], &'a [G], MomentMut<'a>, MomentMut<'a>);
 
-/// Halves the work until it is one chunk.
-fn spread<P: Real, G: Real, M: Real, V: Real>(
+/// One step of one tensor.
+struct Step<'a> {
     isa: Isa,
-    scalars: &Scalars,
-    noise: &[Noise; 3],
-    first: u64,
-    (p, g, m, v): Slices<'_, P, G, M, V>,
-) {
-    if p.len() <= CHUNK {
-        at_level(isa, Step { scalars, noise, first, slices: (p, g, m, v) });
-        return;
-    }
-    let middle = p.len().div_ceil(CHUNK) / 2 * CHUNK;
-    let (p, p1) = p.split_at_mut(middle);
-    let (g, g1) = g.split_at(middle);
-    let (m, m1) = m.split_at_mut(middle);
-    let (v, v1) = v.split_at_mut(middle);
-    join(
-        || spread(isa, scalars, noise, first, (p, g, m, v)),
-        || spread(isa, scalars, noise, first + middle as u64, (p1, g1, m1, v1)),
-    );
-}
-
-/// A run of elements of one tensor, from element `first` on.
-struct Step<'a, P, G, M, V> {
     scalars: &'a Scalars,
     noise: &'a [Noise; 3],
-    first: u64,
-    slices: Slices<'a, P, G, M, V>,
 }
 
-impl<P: Real, G: Real, M: Real, V: Real> Kernel for Step<'_, P, G, M, V> {
+impl Step<'_> {
+    /// Halves the work until it is one chunk. `first` is the index of the first element.
+    fn spread<P: Real, G: Real>(&self, first: u64, (p, g, m, v): Slices<'_, P, G>) -> StepReport {
+        if p.len() <= CHUNK {
+            return self.chunk(first, (p, g, m, v));
+        }
+        let middle = p.len().div_ceil(CHUNK) / 2 * CHUNK;
+        let (p, p1) = p.split_at_mut(middle);
+        let (g, g1) = g.split_at(middle);
+        let (m, m1) = m.split(middle);
+        let (v, v1) = v.split(middle);
+        let (mut report, more) =
+            join(|| self.spread(first, (p, g, m, v)), || self.spread(first + middle as u64, (p1, g1, m1, v1)));
+        report += more;
+        report
+    }
+
+    fn chunk<P: Real, G: Real>(&self, first: u64, (p, g, mut m, mut v): Slices<'_, P, G>) -> StepReport {
+        let Self { isa, scalars, noise } = *self;
+        let [mut draws_p, mut draws_m, mut draws_v] = noise.each_ref().map(Drawer::new);
+        let [mut room_m, mut room_v, mut new_m, mut new_v] = [[0f32; BLOCK]; 4];
+        let mut report = StepReport::default();
+        for (b, (p, g)) in p.chunks_mut(BLOCK).zip(g.chunks(BLOCK)).enumerate() {
+            let (at, n) = (b * BLOCK, p.len());
+            let (m, v) = (m.piece(at..at + n), v.piece(at..at + n));
+            let (new_m, new_v) = (&mut new_m[..n], &mut new_v[..n]);
+            let index = first + at as u64;
+            let (old_m, old_v) = (m.values(isa, &mut room_m), v.values(isa, &mut room_v));
+            at_level(isa, Rule { scalars, index, p, g, old: [old_m, old_v], new: [new_m, new_v], draws: &mut draws_p });
+            report.nan_blocks += m.store(isa, &mut draws_m, index, new_m) + v.store(isa, &mut draws_v, index, new_v);
+        }
+        report
+    }
+}
+
+/// The element rule over up to [`BLOCK`] elements: stores parameters, leaves moments unrounded.
+struct Rule<'a, P, G> {
+    scalars: &'a Scalars,
+    index: u64,
+    p: &'a mut [P],
+    g: &'a [G],
+    old: [&'a [f32]; 2],
+    new: [&'a mut [f32]; 2],
+    draws: &'a mut Drawer,
+}
+
+impl<P: Real, G: Real> Kernel for Rule<'_, P, G> {
     type Output = ();
     #[inline(always)]
     fn run(self) {
-        let Self { scalars, noise: [noise_p, noise_m, noise_v], first, slices: (p, g, m, v) } = self;
-        let scalars = *scalars;
-        let (mut writer_p, mut writer_m, mut writer_v) =
-            (Writer::new(noise_p), Writer::new(noise_m), Writer::new(noise_v));
-        let mut rooms = [[0u32; BLOCK]; 4];
-        let mut new = [[0f32; BLOCK]; 3];
-        let blocks = p.chunks_mut(BLOCK).zip(g.chunks(BLOCK)).zip(m.chunks_mut(BLOCK).zip(v.chunks_mut(BLOCK)));
-        for (b, ((p, g), (m, v))) in blocks.enumerate() {
-            let n = p.len();
-            let [room_p, room_g, room_m, room_v] = &mut rooms;
-            let (words_p, words_g) = (&P::words(p, room_p)[..n], &G::words(g, room_g)[..n]);
-            let (words_m, words_v) = (&M::words(m, room_m)[..n], &V::words(v, room_v)[..n]);
-            let [new_p, new_m, new_v] = &mut new;
-            let (new_p, new_m, new_v) = (&mut new_p[..n], &mut new_m[..n], &mut new_v[..n]);
-            for i in 0..n {
-                let [p, g, m, v] = [words_p[i], words_g[i], words_m[i], words_v[i]].map(f32::from_bits);
-                [new_p[i], new_m[i], new_v[i]] = scalars.step(p, g, m, v);
-            }
-            let index = first + (b * BLOCK) as u64;
-            writer_p.write(index, new_p, p);
-            writer_m.write(index, new_m, m);
-            writer_v.write(index, new_v, v);
+        let Self { scalars, index, p, g, old: [old_m, old_v], new: [new_m, new_v], draws } = self;
+        let (scalars, n) = (*scalars, p.len());
+        let mut rooms = [[0u32; BLOCK]; 2];
+        let mut new_p = [0f32; BLOCK];
+        let [room_p, room_g] = &mut rooms;
+        let (words_p, words_g) = (&P::words(p, room_p)[..n], &G::words(g, room_g)[..n]);
+        let (old_m, old_v, new_m, new_v) = (&old_m[..n], &old_v[..n], &mut new_m[..n], &mut new_v[..n]);
+        let new_p = &mut new_p[..n];
+        for i in 0..n {
+            let [p, g] = [words_p[i], words_g[i]].map(f32::from_bits);
+            [new_p[i], new_m[i], new_v[i]] = scalars.step(p, g, old_m[i], old_v[i]);
         }
-    }
-}
-
-/// Rounds and stores blocks of one tensor's parameters or moments.
-struct Writer {
-    generator: Generators,
-    words: Words,
-}
-
-enum Generators {
-    None,
-    Draw(<Draw as crate::random::Sealed>::Generator),
-    SrStates(<SrStates as crate::random::Sealed>::Generator),
-}
-
-impl Writer {
-    #[inline(always)]
-    fn new(noise: &Noise) -> Self {
-        use crate::random::Sealed;
-        let generator = match noise {
-            Noise::None => Generators::None,
-            Noise::Draw(draw) => Generators::Draw(draw.generator(Width::Bits16)),
-            Noise::SrStates(draw) => Generators::SrStates(draw.generator(Width::Bits16)),
-        };
-        Self { generator, words: Words::new() }
-    }
-
-    #[inline(always)]
-    fn write<T: Real>(&mut self, index: u64, new: &[f32], out: &mut [T]) {
-        let n = new.len();
-        // An f32 takes no draw.
-        let (words, skip) = match &mut self.generator {
-            Generators::Draw(generator) if size_of::<T>() < 4 => generator.fill(index, n, &mut self.words),
-            Generators::SrStates(generator) if size_of::<T>() < 4 => generator.fill(index, n, &mut self.words),
-            _ => return store::<T, NearestEven>(new, &[(); BLOCK][..n], out),
-        };
-        store::<T, Draws16>(new, &bytemuck::cast_slice(words)[skip..][..n], out);
-    }
-}
-
-#[inline(always)]
-fn store<T: Real, D: Decide>(new: &[f32], draws: &[D::Draw], out: &mut [T]) {
-    let n = out.len();
-    let (new, draws, target) = (&new[..n], &draws[..n], T::target());
-    for i in 0..n {
-        out[i] = T::store::<D>(&target, new[i], draws[i]);
+        draws.write(index, new_p, p);
     }
 }

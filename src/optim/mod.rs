@@ -19,14 +19,18 @@
 mod adamw;
 mod rule;
 mod state;
+mod store;
 
 pub use adamw::{AdamW, AdamWConfig, Parameter};
 pub use rule::Scalars;
 #[cfg(feature = "stall")]
 pub(crate) use rule::power;
-pub use state::{Moment, Real, StateFormat};
+pub use state::{Moment, ParseStateFormatError, Real, StateFormat, States};
+#[cfg(feature = "stall")]
+pub(crate) use store::{BlockEncoder, Drawer, Noise, StoreBlocks};
 
 use alloc::string::String;
+use core::ops::AddAssign;
 
 /// How values are rounded when they are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +64,21 @@ impl Rounding {
     }
 }
 
+/// What came of a step, besides the step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StepReport {
+    /// Blocks of moments, first and second ones, that hold a NaN: a new value was a NaN or infinite, as it is after such a
+    /// gradient, or where the block was NaN before. All of such a block reads NaN from the next step on.
+    pub nan_blocks: u64,
+}
+
+impl AddAssign for StepReport {
+    fn add_assign(&mut self, other: Self) {
+        self.nan_blocks += other.nan_blocks;
+    }
+}
+
 /// What an optimizer refuses. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -81,6 +100,16 @@ pub enum OptimError {
         argument: &'static str,
         /// Why.
         reason: &'static str,
+    },
+    /// A format that a moment can't be stored in.
+    #[error("{argument}: expected {expected}, got {got}")]
+    State {
+        /// The moment: `m` or `v`.
+        argument: &'static str,
+        /// What it can be.
+        expected: &'static str,
+        /// What came.
+        got: StateFormat,
     },
     /// Gradients or a state of another length than the parameters.
     #[error("{argument} of tensor {tensor}: expected {expected} elements, got {got}")]
