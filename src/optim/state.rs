@@ -153,6 +153,10 @@ pub struct ParseStateFormatError(String);
 
 /// What the two moments are stored as. A [`StateFormat`] alone stands for both.
 ///
+/// A first moment that is coarser than the root of the second rounds some elements up to where exact AdamW would not go:
+/// where the gradients of a block differ by orders of magnitude, updates of E2M1 beside an 8-bit second moment, or of E4M3
+/// beside one of 16 or 32 bits, reach ten to a thousand learning rates, where those of the other pairs stay below four.
+///
 /// ```
 /// use halfulp::optim::{AdamW, AdamWConfig, Rounding, StateFormat, States};
 /// let states = States { m: StateFormat::E4M3, v: StateFormat::UE4M4 };
