@@ -10,11 +10,17 @@
 //   2, decision, beyond, n, (bits, draw) n times        codes by `code_bf16`, then by `code_fp16`
 //   3, scalars (10), n, (p, g, m, v) n times            p, m, v of `adamw`, canonical
 //   4, n, codes (n)                                     widened from BF16, then from FP16
-// A decision is 0 (nearest), 16 or 32 (stochastic with so many bits).
+//   5, element, decision, second, block, n, (bits, draw) n times
+//                                                       moments in blocks: of each block, the code of its scale; then its
+//                                                       codes by `code_near` (all ones where that does not serve), by
+//                                                       `code_far`, and the values of the latter
+// An element is 0 (E4M3), 1 (E5M2), 2 (UE5M3), 3 (UE4M4), 4 (E2M1), 5 (UE2M2Nz). A decision is 0 (nearest), 16 or 32 (stochastic with so many bits).
+#include <algorithm>
 #include <cstdio>
 #include <vector>
 
 #include "adamw.cuh"
+#include "blocks.cuh"
 #include "random.cuh"
 #include "round.cuh"
 
@@ -65,6 +71,41 @@ template <class D> static void halves() {
     for (size_t i = 0; i < in.size(); i += 2) out.push_back(code_fp16<D>(in[i], in[i + 1]));
 }
 
+template <class T, class D, bool SECOND> static void blocks() {
+    const u32 block = next();
+    std::vector<u32> in(2 * (size_t)next());
+    for (u32 &word : in) word = next();
+    for (size_t first = 0; first < in.size(); first += 2 * block) {
+        const size_t end = std::min(in.size(), first + 2 * block);
+        u32 amax = 0;
+        for (size_t i = first; i < end; i += 2) amax = std::max(amax, in[i] & 0x7FFFFFFF);
+        const u32 scale = scale_code<T>(amax);
+        out.push_back(scale);
+        if (scale == NAN_SCALE) continue;
+        const bool near = is_near<T>(scale);
+        for (size_t i = first; i < end; i += 2) {
+            const float x = float_of(in[i]);
+            out.push_back(near ? code_near<T, D, SECOND>(x, near_unit<T>(scale), in[i + 1]) : ~0u);
+        }
+        const size_t codes = out.size();
+        for (size_t i = first; i < end; i += 2) out.push_back(code_far<T, D, SECOND>(float_of(in[i]), scale, in[i + 1]));
+        for (size_t i = codes; i < codes + (end - first) / 2; i++) {
+            // From each place in a word.
+            const int place = i % (32 / T::BITS);
+            out.push_back(bits_of(decode<T>(out[i] << (T::BITS * place), place, unit<T>(scale))));
+        }
+    }
+}
+
+template <class T> static void blocks_of() {
+    const u32 decision = next(), second = next();
+    if (decision == 0) {
+        second ? blocks<T, NearestEven, true>() : blocks<T, NearestEven, false>();
+    } else {
+        second ? blocks<T, Draws16, true>() : blocks<T, Draws16, false>();
+    }
+}
+
 int main() {
     switch (next()) {
     case 0: {
@@ -99,6 +140,17 @@ int main() {
         for (u32 &word : in) word = next();
         for (u32 code : in) out.push_back(widen_bf16(code));
         for (u32 code : in) out.push_back(widen_fp16(code));
+        break;
+    }
+    case 5: {
+        switch (next()) {
+        case 0: blocks_of<E4M3>(); break;
+        case 1: blocks_of<E5M2>(); break;
+        case 2: blocks_of<UE5M3>(); break;
+        case 3: blocks_of<UE4M4>(); break;
+        case 4: blocks_of<E2M1>(); break;
+        case 5: blocks_of<UE2M2Nz>(); break;
+        }
         break;
     }
     }

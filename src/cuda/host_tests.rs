@@ -8,9 +8,10 @@ use std::sync::OnceLock;
 use half::f16;
 
 use crate::Format;
-use crate::optim::AdamWConfig;
-use crate::random::Keys;
-use crate::round::lanes::Target32;
+use crate::format::BlockScale;
+use crate::optim::{AdamWConfig, BlockEncoder};
+use crate::random::{Keys, Role};
+use crate::round::lanes::{Draws16, NearestEven, Target32};
 use crate::round::{Mode, Overflow, RandomBits, round_scaled};
 
 /// The program, built once; `None` without a compiler, unless one is required by `CI`.
@@ -195,4 +196,70 @@ fn the_rule_is_the_rule() {
         let expected = scalars.step(p, g, m, v).map(|x| if x.is_nan() { 0x7FC0_0000 } else { x.to_bits() });
         assert_eq!(output, expected, "{input:#x?}");
     }
+}
+
+/// Moments in blocks: scale, codes and values, over all exponents in a block and over a few, under every scale.
+#[test]
+fn blocks_are_those_of_the_step() {
+    let Some(program) = program() else { return };
+    let elements = [Format::E4M3, Format::E5M2, Format::UE5M3, Format::UE4M4, Format::E2M1, Format::UE2M2NZ];
+    let (n, block) = (1 << 16, 32);
+    let random = words(2 * n);
+    let (mut near, mut nan) = (0, 0);
+    for (number, element) in (0u32..).zip(elements) {
+        for (decision, role) in [0, 16].into_iter().flat_map(|d| [(d, Role::FirstMoment), (d, Role::SecondMoment)]) {
+            let second = role == Role::SecondMoment;
+            if !second && !element.is_signed() {
+                continue;
+            }
+            let pairs: Vec<u32> = (0..n)
+                .flat_map(|i| {
+                    let word = random[i];
+                    // The largest exponent of a block, from that of subnormals to that of infinity.
+                    let top = (i / block) as u32 * 7 % 256;
+                    let below = if i / block % 2 == 0 { word >> 23 & 7 } else { word >> 23 & 63 };
+                    let bits = match (i / block % 16, i % 5) {
+                        (0, _) => word,
+                        (1, _) => 0,
+                        (_, 0) => top << 23,
+                        _ => word & 0x807F_FFFF | top.saturating_sub(below) << 23,
+                    };
+                    [if second { bits & 0x7FFF_FFFF } else { bits }, random[n + i] & 0xFFFF]
+                })
+                .collect();
+            let request = [5, number, decision, second.into(), block as u32, n as u32];
+            let answer = ask(program, &[&request[..], &pairs].concat());
+            let encoder = BlockEncoder::new(element, BlockScale::Ceil, role).unwrap();
+            let mut answer = &answer[..];
+            for pairs in pairs.chunks(2 * block) {
+                let x: Vec<f32> = pairs.chunks(2).map(|pair| f32::from_bits(pair[0])).collect();
+                let draws: Vec<u16> = pairs.chunks(2).map(|pair| pair[1] as u16).collect();
+                let scale = encoder.scale(&x);
+                assert_eq!(answer[0], scale.to_bits() >> 23, "{element} {x:?}");
+                answer = &answer[1..];
+                if scale.is_nan() {
+                    nan += 1;
+                    continue;
+                }
+                let mut codes = vec![0u16; block];
+                match decision {
+                    0 => encoder.codes::<NearestEven, _>(scale, &x, &vec![(); block], &mut codes),
+                    _ => encoder.codes::<Draws16, _>(scale, &x, &draws, &mut codes),
+                }
+                for i in 0..block {
+                    let code = u32::from(codes[i]);
+                    if answer[i] != u32::MAX {
+                        near += 1;
+                        assert_eq!(answer[i], code, "{element} {decision} {role:?} {scale:e} {:e}", x[i]);
+                    }
+                    assert_eq!(answer[block + i], code, "{element} {decision} {role:?} {scale:e} {:e}", x[i]);
+                    let value = (element.value(codes[i]) * f64::from(scale)) as f32;
+                    assert_eq!(answer[2 * block + i], value.to_bits(), "{element} {code:#x} {scale:e}");
+                }
+                answer = &answer[3 * block..];
+            }
+            assert!(answer.is_empty());
+        }
+    }
+    assert!(near > 9 * n / 2 && nan > 0, "{near} codes by the short way");
 }

@@ -26,8 +26,10 @@ pub use rule::Scalars;
 #[cfg(feature = "stall")]
 pub(crate) use rule::power;
 pub use state::{Moment, ParseStateFormatError, Real, StateFormat, States};
+#[cfg(any(feature = "stall", all(test, feature = "cuda")))]
+pub(crate) use store::BlockEncoder;
 #[cfg(feature = "stall")]
-pub(crate) use store::{BlockEncoder, Drawer, Noise, StoreBlocks};
+pub(crate) use store::{Drawer, Noise, StoreBlocks};
 
 use alloc::string::String;
 use core::ops::AddAssign;

@@ -96,7 +96,7 @@ impl BlockEncoder {
 
     /// The scale of a block: NaN if not all of it is finite.
     #[inline(always)]
-    fn scale(&self, new: &[f32]) -> f32 {
+    pub(crate) fn scale(&self, new: &[f32]) -> f32 {
         let amax = new.iter().fold(0, |largest: u32, x| largest.max(x.to_bits() & 0x7FFF_FFFF));
         if amax < 0x7F80_0000 {
             BlockFormat::scale_of(self.element, self.scale, f32::from_bits(amax).into())
@@ -107,7 +107,7 @@ impl BlockEncoder {
 
     /// Codes of up to [`BLOCK`] values under a scale.
     #[inline(always)]
-    fn codes<D: Decide, C: Code>(&self, scale: f32, new: &[f32], draws: &[D::Draw], codes: &mut [C]) {
+    pub(crate) fn codes<D: Decide, C: Code>(&self, scale: f32, new: &[f32], draws: &[D::Draw], codes: &mut [C]) {
         let n = new.len();
         let (draws, codes) = (&draws[..n], &mut codes[..n]);
         let Self { floor, of_f32, of_f64, .. } = *self;
