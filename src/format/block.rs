@@ -3,6 +3,7 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
+use super::packed::read;
 use super::scale::{ceil_exponent, floor_exponent, power_of_two};
 use super::types::value_f32;
 use super::{Format, unpack};
@@ -362,11 +363,10 @@ impl BlockVec {
     #[must_use]
     pub fn code(&self, i: usize) -> u16 {
         assert!(i < self.len, "index: expected below {}, got {i}", self.len);
-        let mut four = [0; 4];
-        let first = i / 4 * 4;
-        let here = &mut four[..(self.len - first).min(4)];
-        unpack(self.format.element, &self.codes[self.format.element.bytes(first)..], here);
-        here[i - first]
+        match self.format.element.bits() {
+            8 => self.codes[i].into(),
+            width => read(&self.codes, width as usize, i).into(),
+        }
     }
 
     /// The values, each rounded to f32 once: exact under a power of two, unless the product is beyond f32 (infinity then).
