@@ -316,8 +316,8 @@ impl AdamW {
         if let Rounding::SrStates { .. } = self.states {
             self.offset = self.offset.wrapping_add(2 * n as u64);
         }
-        let [m, v] =
-            [(&mut state.m, Role::FirstMoment), (&mut state.v, Role::SecondMoment)].map(|(x, role)| x.memory(role));
+        let [of_m, of_v] = self.formats.encoders();
+        let (m, v) = (state.m.memory(of_m.as_ref()), state.v.memory(of_v.as_ref()));
         let work = Step { isa: self.isa, scalars: &scalars, noise: &noise };
         Ok(work.spread(0, (&mut *tensor.params, tensor.grads, m, v)))
     }
@@ -422,7 +422,8 @@ mod tests {
                     let draw = |role| Noise::Draw(Draw::seeded(3).step(step).role(role));
                     let noise = [Role::Parameter, Role::FirstMoment, Role::SecondMoment].map(draw);
                     let work = Step { isa: Isa::best(), scalars: &scalars, noise: &noise };
-                    let (m, v) = (m.memory(Role::FirstMoment), v.memory(Role::SecondMoment));
+                    let [of_m, of_v] = states.encoders();
+                    let (m, v) = (m.memory(of_m.as_ref()), v.memory(of_v.as_ref()));
                     work.spread(start as u64, (&mut stored[2][start..end], &g[start..end], m, v));
                 }
                 stored[0].extend(m.to_f32());
