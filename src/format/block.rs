@@ -265,12 +265,12 @@ impl Scales {
 /// and 6 bits too a block starts with a byte.
 ///
 /// ```
-/// use halfulp::{cast::Cast, format::BlockFormat};
+/// use halfulp::{Format, cast::Cast, format::{BlockFormat, BlockScale}};
 /// let x: Vec<f32> = (0..100).map(|i| i as f32).collect();
-/// let y = Cast::nearest().to_blocks(&x, BlockFormat::MXFP8_E4M3)?;
+/// let y = Cast::nearest().to_blocks(&x, BlockFormat::new(Format::E4M3, 32, BlockScale::Ceil)?)?;
 /// assert_eq!((y.codes().len(), y.scales().len()), (100, 4));
 /// assert!(y.decode().iter().zip(&x).all(|(y, x)| (y - x).abs() <= x / 16.0));
-/// # Ok::<(), halfulp::cast::CastError>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockVec {
