@@ -62,8 +62,8 @@ fn scales(format: BlockFormat, x: &[f64]) -> Vec<f64> {
             BlockScale::Amax => f32_not_below(amax / max).into(),
             BlockScale::Nvfp4 => {
                 let e4m3 = (0..=E4M3::MAX.to_bits()).map(|code| E4M3::from_bits(code).to_f64());
-                let scales = e4m3.map(|scale| scale * f64::from(global));
-                scales.clone().find(|scale| 6.0 * scale >= amax).unwrap_or_else(|| scales.last().unwrap())
+                let mut scales = e4m3.map(|scale| scale * f64::from(global));
+                scales.find(|scale| 6.0 * scale >= amax).unwrap()
             }
             _ => unreachable!(),
         }
@@ -241,7 +241,7 @@ fn stochastic_is_unbiased() {
     let n = 1 << 17;
     for format in formats().into_iter().filter(|format| format.scale() != BlockScale::Floor) {
         // The first of a block sets its scale, the others lie at 0.3 of the way between two values.
-        let of_block = |i: usize| if i % format.block() == 0 { 7.0f32 } else { 2.3 };
+        let of_block = |i: usize| if i.is_multiple_of(format.block()) { 7.0f32 } else { 2.3 };
         let x: Vec<f32> = (0..n).map(of_block).collect();
         let error = |cast: Cast| {
             let y = cast.to_blocks(&x, format).unwrap().decode();

@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
+use halfulp::Format;
 use halfulp::optim::{AdamW, AdamWConfig, Moment, Rounding, StateFormat, States};
 use halfulp::random::Role;
 use halfulp::stall::{Scaling, Simulation, Storage, Variances, noise};
-use halfulp::Format;
 
 /// A moment of one kind, the other one in f32, whose block scale is known: a gradient of its own keeps the first value of each
 /// block at `ANCHOR`, above half of what the scale reaches.

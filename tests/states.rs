@@ -445,7 +445,7 @@ impl Law {
                 _ if i % 128 == 64 => 0.0,
                 Self::Gaussian => normal(inputs),
                 Self::Constant => 1.0,
-                Self::Sparse if inputs.next() % 50 != 0 => 0.0,
+                Self::Sparse if !inputs.next().is_multiple_of(50) => 0.0,
                 // Fifty steps with gradients, five hundred without, at a time of its own.
                 Self::Bursts if (step + 7 * i as u64) % 550 >= 50 => 0.0,
                 Self::Sparse | Self::Bursts => normal(inputs),

@@ -53,8 +53,8 @@ impl<D: Draws> Cast<D> {
 /// The largest magnitude of up to 256 values; `None` if one is not finite.
 fn finite_amax<S: Source>(x: &[S]) -> Option<f64> {
     let mut room = [S::Word::default(); 256];
-    let magnitudes = S::words(x, &mut room)[..x.len()].iter().map(|word| word.float().abs());
-    magnitudes.fold(Some(0.0f64), |largest, x| largest.filter(|_| x.is_finite()).map(|largest| largest.max(x)))
+    let mut magnitudes = S::words(x, &mut room)[..x.len()].iter().map(|word| word.float().abs());
+    magnitudes.try_fold(0.0f64, |largest, x| x.is_finite().then(|| largest.max(x)))
 }
 
 fn set_scales<S: Source>(x: &[S], format: BlockFormat, scales: &mut Scales) {

@@ -126,7 +126,9 @@ impl AdamW {
         let Some(state) = self.tensors.get(&id) else { return Ok(None) };
         let moment = |bytes: &DeviceVec<u8>| {
             let (n, bytes) = (state.n as usize, self.gpu.download(bytes)?);
-            Ok::<_, CudaError>(Moment::from_bytes(self.format, n, &bytes).expect("memory of as many elements"))
+            let length =
+                CudaError::Length { argument: "state", expected: self.format.bytes(n) as u64, got: bytes.len() as u64 };
+            Moment::from_bytes(self.format, n, &bytes).ok_or(length)
         };
         Ok(Some((moment(&state.m)?, moment(&state.v)?)))
     }

@@ -3,6 +3,7 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
+use super::packed::read;
 use super::scale::{ceil_exponent, floor_exponent, power_of_two};
 use super::types::value_f32;
 use super::{Format, unpack};
@@ -264,12 +265,12 @@ impl Scales {
 /// and 6 bits too a block starts with a byte.
 ///
 /// ```
-/// use halfulp::{cast::Cast, format::BlockFormat};
+/// use halfulp::{Format, cast::Cast, format::{BlockFormat, BlockScale}};
 /// let x: Vec<f32> = (0..100).map(|i| i as f32).collect();
-/// let y = Cast::nearest().to_blocks(&x, BlockFormat::MXFP8_E4M3)?;
+/// let y = Cast::nearest().to_blocks(&x, BlockFormat::new(Format::E4M3, 32, BlockScale::Ceil)?)?;
 /// assert_eq!((y.codes().len(), y.scales().len()), (100, 4));
 /// assert!(y.decode().iter().zip(&x).all(|(y, x)| (y - x).abs() <= x / 16.0));
-/// # Ok::<(), halfulp::cast::CastError>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockVec {
@@ -362,11 +363,10 @@ impl BlockVec {
     #[must_use]
     pub fn code(&self, i: usize) -> u16 {
         assert!(i < self.len, "index: expected below {}, got {i}", self.len);
-        let mut four = [0; 4];
-        let first = i / 4 * 4;
-        let here = &mut four[..(self.len - first).min(4)];
-        unpack(self.format.element, &self.codes[self.format.element.bytes(first)..], here);
-        here[i - first]
+        match self.format.element.bits() {
+            8 => self.codes[i].into(),
+            width => read(&self.codes, width as usize, i).into(),
+        }
     }
 
     /// The values, each rounded to f32 once: exact under a power of two, unless the product is beyond f32 (infinity then).

@@ -316,8 +316,8 @@ impl AdamW {
         if let Rounding::SrStates { .. } = self.states {
             self.offset = self.offset.wrapping_add(2 * n as u64);
         }
-        let [m, v] =
-            [(&mut state.m, Role::FirstMoment), (&mut state.v, Role::SecondMoment)].map(|(x, role)| x.memory(role));
+        let [of_m, of_v] = self.formats.encoders();
+        let (m, v) = (state.m.memory(of_m.as_ref()), state.v.memory(of_v.as_ref()));
         let work = Step { isa: self.isa, scalars: &scalars, noise: &noise };
         Ok(work.spread(0, (&mut *tensor.params, tensor.grads, m, v)))
     }
@@ -399,5 +399,48 @@ impl<P: Real, G: Real> Kernel for Rule<'_, P, G> {
             [new_p[i], new_m[i], new_v[i]] = scalars.step(p, g, old_m[i], old_v[i]);
         }
         draws.write(index, new_p, p);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::optim::StateFormat;
+
+    /// Parts of a tensor at multiples of 4096 elements, each with moments of its own, are stored as the whole.
+    #[test]
+    fn parts_are_stored_as_the_whole() {
+        let n = 40_000;
+        let g: Vec<f32> = (0..n).map(|i| ((i * 7919 % 10_007) as f32 - 5000.0).powi(3) * 1e-9).collect();
+        let scalars = AdamWConfig::default().scalars(1).unwrap();
+        let run = |states: States, cuts: &[usize]| {
+            let mut stored = [Vec::new(), Vec::new(), vec![1f32; n]];
+            let ends = cuts.iter().copied().chain([n]);
+            for (start, end) in [0].into_iter().chain(cuts.iter().copied()).zip(ends) {
+                let [mut m, mut v] = [states.m, states.v].map(|format| Moment::zeroed(format, end - start));
+                for step in 1..=2 {
+                    let draw = |role| Noise::Draw(Draw::seeded(3).step(step).role(role));
+                    let noise = [Role::Parameter, Role::FirstMoment, Role::SecondMoment].map(draw);
+                    let work = Step { isa: Isa::best(), scalars: &scalars, noise: &noise };
+                    let [of_m, of_v] = states.encoders();
+                    let (m, v) = (m.memory(of_m.as_ref()), v.memory(of_v.as_ref()));
+                    work.spread(start as u64, (&mut stored[2][start..end], &g[start..end], m, v));
+                }
+                stored[0].extend(m.to_f32());
+                stored[1].extend(v.to_f32());
+            }
+            stored.map(|x| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>())
+        };
+        for states in [
+            StateFormat::Bf16.into(),
+            States { m: StateFormat::E4M3, v: StateFormat::UE4M4 },
+            States { m: StateFormat::Bf16, v: StateFormat::UE2M2NZ.block(256).unwrap() },
+            States::FP4,
+            StateFormat::E5M2.amax().into(),
+        ] {
+            let whole = run(states, &[]);
+            assert!(run(states, &[4096]) == whole, "{states:?}");
+            assert!(run(states, &[4096, 12_288, 16_384, 36_864]) == whole, "{states:?}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Optimizer steps whose states are stored in few bits: the arithmetic in f32, one rounding for each stored value.
 //!
-//! [`AdamW`] steps tensors in CPU memory. Its moments are f32 or BF16, rounded to nearest or stochastically; parameters and
-//! gradients are f32, BF16 or FP16. A stored value is a pure function of the inputs, the seed, the step and the element's
+//! [`AdamW`] steps tensors in CPU memory. Its moments are f32, BF16, or 8 or 4 bits in blocks that share a scale, rounded to
+//! nearest or stochastically; parameters and gradients are f32, BF16 or FP16. A stored value is a pure function of the inputs, the seed, the step and the element's
 //! place: the same bits for any number of threads, at any instruction-set level, and resumed as straight through.
 //!
 //! ```
@@ -15,6 +15,26 @@
 //! assert!(w.iter().all(|w| w.abs() < 0.4));
 //! # Ok::<(), halfulp::optim::OptimError>(())
 //! ```
+//!
+//! # Moments in blocks
+//!
+//! A block of 128 elements (32, 64 or 256 if asked for; the last may be shorter) has one scale, by default the smallest power
+//! of two under which its largest new value is no larger than the largest of the format. Powers of two keep the grid still
+//! from step to step, so that what did not change is not rounded again.
+//!
+//! - A second moment above zero is never stored as zero: below the smallest positive code it becomes that code. This is the one
+//!   place where stochastic rounding is left; it makes `v` larger, and steps smaller, where a zero would make them boundless.
+//! - A block with a new value that is NaN or infinite, as after such a gradient, becomes NaN as a whole, and
+//!   [`StepReport`] counts it. The parameter of the element itself is NaN whatever the moments are stored in.
+//!
+//! | [`States`] | bytes a parameter |
+//! |---|---|
+//! | `F32` | 8 |
+//! | `Bf16` | 4 |
+//! | `m: Bf16`, `v: UE4M4` or another of 8 bits | 3.008 |
+//! | `m: E4M3` or `E5M2`, `v: UE4M4`, `UE5M3`, `E4M3` or `E5M2` | 2.016 |
+//! | `m: E4M3` or `E5M2`, `v: UE2M2NZ` | 1.516 |
+//! | `FP4` | 1.016 |
 
 mod adamw;
 mod rule;

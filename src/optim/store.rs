@@ -4,7 +4,7 @@ use core::ops::Range;
 
 use half::bf16;
 
-use super::state::{Moment, Real};
+use super::state::{Moment, Real, StateFormat, States};
 use crate::cast::Code;
 use crate::format::{BlockFormat, BlockScale, Decoder, Format, Scales, pack};
 use crate::isa::{Isa, Kernel, at_level};
@@ -173,7 +173,7 @@ pub(crate) enum MomentMut<'a> {
 
 pub(crate) struct BlocksMut<'a> {
     format: BlockFormat,
-    encoder: BlockEncoder,
+    encoder: &'a BlockEncoder,
     len: usize,
     codes: &'a mut [u8],
     scales: ScalesMut<'a>,
@@ -184,16 +184,24 @@ enum ScalesMut<'a> {
     F32(&'a mut [f32]),
 }
 
+impl States {
+    /// How moments are encoded, if they are in blocks.
+    pub(crate) fn encoders(self) -> [Option<BlockEncoder>; 2] {
+        [(self.m, Role::FirstMoment), (self.v, Role::SecondMoment)].map(|(format, role)| match format {
+            StateFormat::Blocks(format) => BlockEncoder::new(format.element(), format.scale(), role),
+            StateFormat::F32 | StateFormat::Bf16 => None,
+        })
+    }
+}
+
 impl Moment {
-    /// The memory of a first or second moment.
-    pub(crate) fn memory(&mut self, role: Role) -> MomentMut<'_> {
-        match self {
-            Self::F32(x) => MomentMut::F32(x),
-            Self::Bf16(x) => MomentMut::Bf16(x),
-            Self::Blocks(x) => {
+    /// The memory of a moment, with the encoder of its format.
+    pub(crate) fn memory<'a>(&'a mut self, encoder: Option<&'a BlockEncoder>) -> MomentMut<'a> {
+        match (self, encoder) {
+            (Self::F32(x), _) => MomentMut::F32(x),
+            (Self::Bf16(x), _) => MomentMut::Bf16(x),
+            (Self::Blocks(x), Some(encoder)) => {
                 let (format, len) = (x.format(), x.len());
-                let encoder = BlockEncoder::new(format.element(), format.scale(), role)
-                    .expect("elements of states are within f32");
                 let scales = match &mut x.scales {
                     Scales::E8M0(codes) => ScalesMut::E8M0(codes),
                     Scales::F32(scales) => ScalesMut::F32(scales),
@@ -201,6 +209,7 @@ impl Moment {
                 };
                 MomentMut::Blocks(BlocksMut { format, encoder, len, codes: &mut x.codes, scales })
             }
+            (Self::Blocks(_), None) => unreachable!("`States` refuses elements that can't be encoded"),
         }
     }
 }
@@ -236,7 +245,7 @@ impl<'a> MomentMut<'a> {
                 let (element, blocks) = (format.element(), format.blocks(range.start)..format.blocks(range.end));
                 MomentMut::Blocks(BlocksMut {
                     format: *format,
-                    encoder: *encoder,
+                    encoder,
                     len: range.len(),
                     codes: &mut codes[element.bytes(range.start)..element.bytes(range.end)],
                     scales: match scales {
@@ -311,7 +320,7 @@ const SMALLEST: usize = 32;
 
 impl BlocksMut<'_> {
     fn store(mut self, isa: Isa, drawer: &mut Drawer, first: u64, new: &[f32]) -> u64 {
-        let Self { format, ref encoder, ref mut codes, ref mut scales, .. } = self;
+        let Self { format, encoder, ref mut codes, ref mut scales, .. } = self;
         let (block, n) = (format.block(), new.len());
         let mut room = [0.0; BLOCK / SMALLEST];
         let new_scales = &mut room[..format.blocks(n)];
