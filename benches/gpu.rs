@@ -2,13 +2,16 @@
 //!
 //! `gpu` measures every case in interleaved rounds and prints a table; `gpu --serve` answers one case name a line on
 //! standard input with microseconds a call, so that a script can interleave other programs' measurements.
+//!
+//! A name that ends in `-graph` is the same calls captured once and replayed, for sizes where launching takes longer than
+//! working. A replay repeats the keys and the bias corrections of its capture: the time of a step, not a training.
 #![allow(missing_docs, reason = "a program")]
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
 use std::time::Instant;
 
-use cudarc::driver::sys;
+use cudarc::driver::{CudaGraph, sys};
 use halfulp::cast::Cast;
 use halfulp::cuda::{AdamW, CastMemory, DeviceVec, ElementType, Gpu, StepMemory};
 use halfulp::optim::{AdamWConfig, Rounding, StateFormat};
@@ -27,6 +30,18 @@ struct Case {
     /// Calls between the two events of a sample.
     calls: usize,
     bytes: f64,
+    /// These calls, to be replayed.
+    graph: Option<CudaGraph>,
+}
+
+impl Case {
+    /// As many calls over the sets in turn, or all of the graph's.
+    fn turn(&mut self, calls: usize) -> Result<(), Error> {
+        if let Some(graph) = &self.graph {
+            return Ok(graph.launch()?);
+        }
+        (0..calls).try_for_each(|i| (self.call)(i % self.sets))
+    }
 }
 
 /// Bell-shaped values as weights have them.
@@ -58,7 +73,21 @@ fn calls(bytes: f64) -> usize {
 }
 
 fn case(bytes: f64, call: Call) -> Case {
-    Case { call, sets: sets(bytes), calls: calls(bytes), bytes }
+    Case { call, sets: sets(bytes), calls: calls(bytes), bytes, graph: None }
+}
+
+/// The case with its calls captured. They have run before, so that modules are loaded and moments there.
+fn captured(gpu: &Gpu, mut case: Case) -> Result<Case, Error> {
+    warm_up(gpu, &mut case)?;
+    let stream = gpu.stream();
+    stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+    let calls = case.turn(case.calls);
+    case.graph = stream.end_capture(sys::CUgraphInstantiate_flags(0))?;
+    calls?;
+    if case.graph.is_none() {
+        return Err("nothing was captured".into());
+    }
+    Ok(case)
 }
 
 fn copy(gpu: &Gpu, bytes: f64) -> Result<Case, Error> {
@@ -151,6 +180,9 @@ fn adamw(
 /// Names and makers of the cases at 2^k elements.
 fn make(gpu: &Gpu, name: &str) -> Result<Case, Error> {
     let (kind, k) = name.rsplit_once('@').ok_or("a case is NAME@LOG2")?;
+    if let Some(kind) = kind.strip_suffix("-graph") {
+        return captured(gpu, make(gpu, &format!("{kind}@{k}"))?);
+    }
     let n = 1usize << k.parse::<u32>()?;
     let r = Rounding::stochastic(7);
     let near = Rounding::Nearest;
@@ -176,21 +208,15 @@ fn sample(gpu: &Gpu, case: &mut Case) -> Result<f64, Error> {
     let timing = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
     let stream = gpu.stream();
     // Calls ahead of the first event keep the device busy, so that the first launch's way there is not measured.
-    for i in 0..case.sets.max(2) {
-        (case.call)(i % case.sets)?;
-    }
+    case.turn(case.sets.max(2))?;
     let start = stream.record_event(timing)?;
-    for i in 0..case.calls {
-        (case.call)(i % case.sets)?;
-    }
+    case.turn(case.calls)?;
     let end = stream.record_event(timing)?;
     Ok(f64::from(start.elapsed_ms(&end)?) * 1e3 / case.calls as f64)
 }
 
 fn warm_up(gpu: &Gpu, case: &mut Case) -> Result<(), Error> {
-    for i in 0..20.max(case.sets) {
-        (case.call)(i % case.sets)?;
-    }
+    case.turn(case.sets.max(20))?;
     Ok(gpu.synchronize()?)
 }
 
@@ -199,16 +225,14 @@ fn host_time(gpu: &Gpu, case: &mut Case) -> Result<f64, Error> {
     let mut best = f64::MAX;
     for _ in 0..50 {
         let start = Instant::now();
-        for i in 0..100 {
-            (case.call)(i % case.sets)?;
-        }
+        case.turn(100)?;
         best = best.min(start.elapsed().as_secs_f64() * 1e4);
         gpu.synchronize()?;
     }
     Ok(best)
 }
 
-const DEFAULT: [&str; 33] = [
+const DEFAULT: [&str; 49] = [
     "copy-6@24",
     "cast-bf16-nearest@24",
     "cast-bf16-stochastic@24",
@@ -242,6 +266,22 @@ const DEFAULT: [&str; 33] = [
     "copy-28@28",
     "adamw-28@28",
     "cast-fp16-stochastic@28",
+    "copy-6@16",
+    "copy-6-graph@16",
+    "cast-bf16-stochastic@16",
+    "cast-bf16-stochastic-graph@16",
+    "copy-20@16",
+    "copy-20-graph@16",
+    "adamw-20-stochastic@16",
+    "adamw-20-stochastic-graph@16",
+    "copy-6@20",
+    "copy-6-graph@20",
+    "cast-bf16-stochastic@20",
+    "cast-bf16-stochastic-graph@20",
+    "copy-20@20",
+    "copy-20-graph@20",
+    "adamw-20-stochastic@20",
+    "adamw-20-stochastic-graph@20",
 ];
 
 fn main() -> Result<(), Error> {
@@ -291,7 +331,8 @@ fn main() -> Result<(), Error> {
     // A copy and the cases of the same bytes that follow it are measured together.
     let mut groups: Vec<Vec<&str>> = vec![];
     for name in names {
-        if name.starts_with("copy") || groups.is_empty() {
+        let is_copy = name.starts_with("copy") && !name.contains("-graph@");
+        if is_copy || groups.is_empty() {
             groups.push(vec![]);
         }
         if let Some(group) = groups.last_mut() {

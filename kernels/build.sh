@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Compiles the kernels to PTX for sm_80 and up: kernels/ptx/*.ptx, checked in and embedded in the crate.
+# Compiles the kernels to PTX, checked in and embedded in the crate: kernels/ptx/*.ptx for sm_80 and up, and
+# kernels/ptx/hardware_*.ptx for the two architectures that round stochastically in hardware.
 #
 #   kernels/build.sh            rewrites kernels/ptx
 #   kernels/build.sh --check    fails if kernels/ptx is not what the sources give, or if a kernel, assembled for any of the
@@ -38,6 +39,11 @@ for kernel in cast adamw; do
         sed -i -e 's/^\.version .*/.version 7.1/' -e '/\.pragma "used_bytes_mask/d' "$out/${kernel}_$source.ptx"
     done
 done
+for arch in 100a 103a; do
+    "$NVCC" -O3 -std=c++17 -arch=compute_$arch -fmad=false -ptx kernels/hardware.cu -o "$out/hardware_$arch.ptx"
+    # The first version that has both architectures.
+    sed -i -e 's/^\.version .*/.version 8.8/' -e '/\.pragma "used_bytes_mask/d' "$out/hardware_$arch.ptx"
+done
 # What the PTX was made of: `cargo test` compares it with the sources.
 (cd kernels && sha256sum ./*.cu ./*.cuh build.sh | LC_ALL=C sort -k2) >"$out/sources.sha256"
 
@@ -49,22 +55,29 @@ echo "kernels/ptx is what the sources give"
 budget() {
     case $1 in
     adamw_*) echo 64 ;;
-    cast_*) echo 48 ;;
+    cast_* | hardware_*) echo 48 ;;
     esac
 }
+# assemble ARCHITECTURE FILE
+assemble() {
+    name=$(basename "$2" .ptx)
+    "$PTXAS" -arch=sm_"$1" -v "$2" -o /dev/null 2>&1 | awk -v name="$name" -v arch="$1" -v budget="$(budget "$name")" '
+        /bytes stack frame/ { if ($1 + $5 + $9 > 0) { print name, "sm_" arch ": " $0; bad = 1 } }
+        /Used [0-9]+ registers/ {
+            for (i = 1; i < NF; i++) if ($i == "Used") registers = $(i + 1) + 0
+            if (registers > most) most = registers
+            count++
+        }
+        END {
+            printf "sm_%-4s %-13s %d kernels, at most %d registers of %d, no spills\n", arch, name, count, most, budget
+            exit bad || most > budget || count == 0
+        }'
+}
 for arch in 80 90 100 120; do
-    for ptx in "$out"/*.ptx; do
-        name=$(basename "$ptx" .ptx)
-        "$PTXAS" -arch=sm_$arch -v "$ptx" -o /dev/null 2>&1 | awk -v name="$name" -v arch=$arch -v budget="$(budget "$name")" '
-            /bytes stack frame/ { if ($1 + $5 + $9 > 0) { print name, "sm_" arch ": " $0; bad = 1 } }
-            /Used [0-9]+ registers/ {
-                for (i = 1; i < NF; i++) if ($i == "Used") registers = $(i + 1) + 0
-                if (registers > most) most = registers
-                count++
-            }
-            END {
-                printf "sm_%d %-10s %d kernels, at most %d registers of %d, no spills\n", arch, name, count, most, budget
-                exit bad || most > budget || count == 0
-            }'
+    for ptx in "$out"/{cast,adamw}_*.ptx; do
+        assemble $arch "$ptx"
     done
+done
+for arch in 100a 103a; do
+    assemble $arch "$out/hardware_$arch.ptx"
 done

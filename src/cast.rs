@@ -625,7 +625,9 @@ fn lanes<T: Target, S: Source<Word = T::Word>, D: Decide, C: Code>(
     if any != 0 {
         let mut here = Lost::default();
         for i in 0..n {
-            here += target.code::<D>(words[i], draws[i]);
+            let coded = target.certain::<D>(words[i], draws[i]);
+            codes[i] = C::of(coded.code);
+            here += coded;
         }
         *lost += here;
     }

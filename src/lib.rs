@@ -44,7 +44,8 @@
 //!
 //! The rooms: [`format`](mod@format) (descriptors, storage types, packed slices), [`round`] (one element), [`random`] (the
 //! streams), [`cast`] (slices), [`measure`] (what a cast lost), `optim` (steps whose states are stored in few bits; feature
-//! `std`), `stall` (how often such a state stands still, and what to do about it; feature `stall`), and `cuda` (casts and steps on a GPU; feature `cuda`).
+//! `std`), `stall` (how often such a state stands still and when to reset it: a model, a simulation, and a meter for real
+//! states; feature `stall`), and `cuda` (casts and steps on a GPU; feature `cuda`).
 #![cfg_attr(not(feature = "std"), no_std)]
 
 extern crate alloc;

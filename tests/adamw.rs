@@ -6,7 +6,9 @@ mod common;
 use common::reference::{Run, bits};
 use common::{Inputs, gradient};
 use halfulp::optim::{AdamW, AdamWConfig, Moment, OptimError, Parameter, Rounding, StateFormat};
+use halfulp::random::sr_states_hash;
 use halfulp::{Element, Format, Isa, bf16, f16};
+use rayon::prelude::*;
 
 fn compare<P: common::reference::Value, G: common::reference::Value>(
     n: usize,
@@ -14,10 +16,11 @@ fn compare<P: common::reference::Value, G: common::reference::Value>(
     format: StateFormat,
     states: Rounding,
     parameters: Rounding,
+    weight_decay: f64,
     isa: Isa,
 ) {
     let mut inputs = Inputs(n as u64);
-    Run { n, steps, states: format.into(), rounding: states, parameters, isa }
+    Run { n, steps, states: format.into(), rounding: states, parameters, weight_decay, isa }
         .compare::<P, G>(|_, _| gradient(&mut inputs));
 }
 
@@ -33,16 +36,18 @@ fn every_dtype_and_rounding_is_the_reference() {
     for isa in Isa::available() {
         for (format, states) in STATES {
             for parameters in [Rounding::Nearest, Rounding::stochastic(3)] {
-                let n = 1537;
-                compare::<f32, f32>(n, 3, format, states, parameters, isa);
-                compare::<f32, bf16>(n, 3, format, states, parameters, isa);
-                compare::<f32, f16>(n, 3, format, states, parameters, isa);
-                compare::<bf16, f32>(n, 3, format, states, parameters, isa);
-                compare::<bf16, bf16>(n, 3, format, states, parameters, isa);
-                compare::<bf16, f16>(n, 3, format, states, parameters, isa);
-                compare::<f16, f32>(n, 3, format, states, parameters, isa);
-                compare::<f16, bf16>(n, 3, format, states, parameters, isa);
-                compare::<f16, f16>(n, 3, format, states, parameters, isa);
+                for decay in [0.0, 0.1] {
+                    let n = 1537;
+                    compare::<f32, f32>(n, 3, format, states, parameters, decay, isa);
+                    compare::<f32, bf16>(n, 3, format, states, parameters, decay, isa);
+                    compare::<f32, f16>(n, 3, format, states, parameters, decay, isa);
+                    compare::<bf16, f32>(n, 3, format, states, parameters, decay, isa);
+                    compare::<bf16, bf16>(n, 3, format, states, parameters, decay, isa);
+                    compare::<bf16, f16>(n, 3, format, states, parameters, decay, isa);
+                    compare::<f16, f32>(n, 3, format, states, parameters, decay, isa);
+                    compare::<f16, bf16>(n, 3, format, states, parameters, decay, isa);
+                    compare::<f16, f16>(n, 3, format, states, parameters, decay, isa);
+                }
             }
         }
     }
@@ -50,13 +55,175 @@ fn every_dtype_and_rounding_is_the_reference() {
 
 #[test]
 fn every_length_is_the_reference() {
-    for n in [0, 1, 3, 127, 128, 129, 511, 512, 513, 4095, 4097, 16_383, 16_384, 16_385, 65_537] {
-        let r = Rounding::stochastic(1);
-        compare::<f32, f32>(n, 2, StateFormat::Bf16, r, r, Isa::best());
-        compare::<bf16, bf16>(n, 2, StateFormat::Bf16, r, r, Isa::best());
-    }
     let r = Rounding::stochastic(1);
-    compare::<f32, f32>(257, 1000, StateFormat::Bf16, r, r, Isa::best());
+    for n in [0, 1, 3, 127, 128, 129, 511, 512, 513, 4095, 4097, 16_383, 16_384, 16_385, 65_537] {
+        compare::<f32, f32>(n, 2, StateFormat::Bf16, r, r, 0.1, Isa::best());
+        compare::<bf16, bf16>(n, 2, StateFormat::Bf16, r, r, 0.1, Isa::best());
+    }
+    compare::<f32, f32>(257, 1000, StateFormat::Bf16, r, r, 0.1, Isa::best());
+}
+
+/// Shards of a tensor, on optimizers of their own, get the bits of the whole under stream 1 and in the layout of `sr-states`.
+#[test]
+fn parts_are_the_whole() {
+    let n = 40_000;
+    let mut inputs = Inputs(8);
+    let p: Vec<bf16> = (0..n).map(|_| bf16::from_f32(inputs.next() as i32 as f32 * 1e-9)).collect();
+    let g: Vec<f32> = (0..n).map(|_| gradient(&mut inputs)).collect();
+    let id = halfulp::random::tensor_id("w");
+    for (format, states) in STATES {
+        let run = |first: usize, end: usize| {
+            let mut opt = AdamW::new(AdamWConfig::default(), format, states).unwrap();
+            let (mut p, g) = (p[first..end].to_vec(), &g[first..end]);
+            for _ in 0..3 {
+                opt.step_tensors(&mut [Parameter::named("w", &mut p, g).part(first as u64, n as u64)]).unwrap();
+            }
+            let (m, v) = opt.moments(id).unwrap();
+            (bytemuck::cast_slice::<bf16, u16>(&p).to_vec(), bits(&m.to_f32()), bits(&v.to_f32()))
+        };
+        let (whole_p, whole_m, whole_v) = run(0, n);
+        for (first, end) in [(0, 4096), (4096, 36_864), (36_864, n), (n, n)] {
+            let (p, m, v) = run(first, end);
+            assert!(
+                p == whole_p[first..end] && m == whole_m[first..end] && v == whole_v[first..end],
+                "{states:?} {first}"
+            );
+        }
+    }
+    let mut opt = AdamW::new(AdamWConfig::default(), StateFormat::Bf16, Rounding::Nearest).unwrap();
+    let (mut p, g) = (vec![1f32; 4096], vec![1f32; 4096]);
+    let mut step = |first, whole| opt.step_tensors(&mut [Parameter::named("w", &mut p, &g).part(first, whole)]);
+    assert!(matches!(
+        step(4, 9000),
+        Err(OptimError::Cut { argument: "first element", below: 0, above: 4096, got: 4, .. })
+    ));
+    assert!(matches!(step(4096, 8000), Err(OptimError::Cut { argument: "end", got: 8192, above: 8000, .. })));
+    step(4096, 9000).unwrap();
+    assert_eq!(
+        step(0, 9000).unwrap_err().to_string(),
+        "part of tensor `w`: expected element 4096 first, as in the steps before, got 0"
+    );
+}
+
+/// The layout of `sr-states`: within a step, and over tensors and steps, first moments draw at `offset + i`, second ones at
+/// `offset + n + i`, and the offset moves on by `2n`.
+#[test]
+fn counters_of_sr_states() {
+    let config = AdamWConfig::default();
+    let seed = 123;
+    let mut opt = AdamW::new(config, StateFormat::Bf16, Rounding::SrStates { seed }).unwrap();
+    let lengths = [1000usize, 37];
+    let grads = lengths.map(|n| (0..n).map(|i| (i as f32 * 0.7).sin()).collect::<Vec<_>>());
+    let mut params = lengths.map(|n| vec![1f32; n]);
+    let mut moments = lengths.map(|n| [vec![0f32; n], vec![0f32; n]]);
+    let mut offset = 0u32;
+    for t in 1..=3 {
+        let mut list: Vec<_> =
+            (0u64..).zip(&mut params).zip(&grads).map(|((id, p), g)| Parameter::numbered(id, p, g)).collect();
+        opt.step_tensors(&mut list).unwrap();
+        let scalars = config.scalars(t).unwrap();
+        for (id, [m, v]) in moments.iter_mut().enumerate() {
+            let n = lengths[id] as u32;
+            for i in 0..n {
+                let at = i as usize;
+                let [_, new_m, new_v] = scalars.step(0.0, grads[id][at], m[at], v[at]);
+                let stored = |x: f32, counter: u32| {
+                    let word = sr_states_hash(counter.wrapping_add(seed as u32));
+                    f32::from_bits((x.to_bits() + (word & 0xFFFF)) & 0xFFFF_0000)
+                };
+                (m[at], v[at]) = (stored(new_m, offset + i), stored(new_v, offset + n + i));
+            }
+            offset += 2 * n;
+            let (got_m, got_v) = opt.moments(id as u64).unwrap();
+            assert_eq!((bits(&got_m.to_f32()), bits(&got_v.to_f32())), (bits(m), bits(v)), "tensor {id}, step {t}");
+        }
+    }
+}
+
+/// The share of second moments that never moved under updates of .002 ulp: 16 runs of 4096 elements of a tensor of 2^24, as
+/// shards on optimizers of their own. Independent draws leave (1 - p)^t of them; the hash of `sr-states`, whose counters are
+/// back after 128 steps of so many elements, leaves (1 - p)^128 for ever.
+#[test]
+fn small_updates_arrive_everywhere() {
+    let whole = 1u64 << 24;
+    let (runs, length) = (16u64, 4096usize);
+    let base = AdamWConfig { lr: 0.0, beta1: 0.0, beta2: 0.0, weight_decay: 0.0, ..AdamWConfig::default() };
+    // Moments of 1 after a first step, and from then on second moments that grow by .001 (g^2 - 1) of 2^-7.
+    let config = AdamWConfig { beta1: 0.9, beta2: 0.999, ..base };
+    let g = (1.0f64 + 0.002 / 128.0 / 0.001).sqrt() as f32;
+    let [_, _, v] = config.scalars(2).unwrap().step(0.0, g, 1.0, 1.0);
+    let up = f64::from(v.to_bits() & 0xFFFF) / 65_536.0;
+    assert!((up - 0.002).abs() < 2e-5);
+    let checkpoints = [100, 1000, 10_000];
+    let never_moved = |rounding| {
+        let shares = (0..runs).into_par_iter().map(|run| {
+            let mut opt = AdamW::new(base, StateFormat::Bf16, rounding).unwrap();
+            let mut p = vec![0f32; length];
+            let mut step = |opt: &mut AdamW, g: &[f32]| {
+                opt.step_tensors(&mut [Parameter::numbered(3, &mut p, g).part(run * (whole / runs), whole)]).unwrap();
+            };
+            step(&mut opt, &vec![1.0; length]);
+            opt.set_config(config).unwrap();
+            let grads = vec![g; length];
+            let mut done = 0;
+            checkpoints.map(|steps| {
+                (done..steps).for_each(|_| step(&mut opt, &grads));
+                done = steps;
+                let Some((_, Moment::Bf16(v))) = opt.moments(3) else { panic!("moments are in BF16") };
+                v.iter().filter(|&&v| v == bf16::ONE).count()
+            })
+        });
+        shares.reduce(|| [0; 3], |a, b| [a[0] + b[0], a[1] + b[1], a[2] + b[2]])
+    };
+    let n = runs as f64 * length as f64;
+    for (t, count) in checkpoints.into_iter().zip(never_moved(Rounding::stochastic(7))) {
+        let expected = (1.0 - up).powi(t);
+        let bound = 5.0 * (n * expected * (1.0 - expected)).sqrt();
+        assert!(
+            (count as f64 - n * expected).abs() <= bound,
+            "{count} of {n} never moved in {t} steps, expected {}",
+            n * expected
+        );
+    }
+    let left = never_moved(Rounding::SrStates { seed: 7 })[2] as f64 / n;
+    assert!((left - (1.0 - up).powi(128)).abs() < 0.01, "{left} never moved");
+}
+
+/// torch.optim.AdamW, recorded by tests/oracles/adamw.py: five default steps with f32 states.
+#[test]
+fn torch_agrees() {
+    let record = include_str!("data/adamw_torch.tsv");
+    let rows: Vec<Vec<f32>> = record
+        .lines()
+        .skip(2)
+        .map(|row| row.split('\t').map(|bits| f32::from_bits(u32::from_str_radix(bits, 16).unwrap())).collect())
+        .collect();
+    let column = |c: usize| rows.iter().map(|row| row[c]).collect::<Vec<_>>();
+    let run = |config| {
+        let mut opt = AdamW::new(config, StateFormat::F32, Rounding::Nearest).unwrap();
+        let mut p = column(0);
+        for t in 1..=5 {
+            opt.step(&mut p, &column(t)).unwrap();
+        }
+        let (m, v) = opt.moments(0).unwrap();
+        [p, m.to_f32(), v.to_f32()]
+    };
+    // Where a moment is next to 0 the relative error says nothing: sums of gradients of either sign.
+    let far = |got: &[f32], expected: &[f32], absolute: f32| {
+        got.iter()
+            .zip(expected)
+            .filter(|&(got, expected)| (got - expected).abs() > 2e-6 * expected.abs() + absolute)
+            .count()
+    };
+    let [p, m, v] = run(AdamWConfig::default());
+    assert_eq!(rows.len(), 256);
+    assert_eq!(far(&p, &column(6), 2e-7), 0);
+    assert_eq!((far(&m, &column(7), 2e-7), far(&v, &column(8), 0.0)), (0, 0));
+    // Without decay, and with another memory of gradients, most are far.
+    let [without, ..] = run(AdamWConfig { weight_decay: 0.0, ..AdamWConfig::default() });
+    assert!(far(&without, &column(6), 2e-7) > 200);
+    let [other, ..] = run(AdamWConfig { beta1: 0.89, ..AdamWConfig::default() });
+    assert!(far(&other, &column(6), 2e-7) > 100);
 }
 
 #[test]

@@ -4,9 +4,11 @@
 //! (arXiv:2603.16731), and what follows from their model.
 #![cfg(feature = "stall")]
 
-use halfulp::optim::{AdamW, AdamWConfig, Moment, Rounding, StateFormat, States};
+use halfulp::optim::{AdamW, AdamWConfig, Rounding, StateFormat, States};
 use halfulp::random::Role;
-use halfulp::stall::{Checkpoint, Law, Scaling, Simulation, SimulationError, Start, State, Storage, Update, Variances};
+use halfulp::stall::{
+    self, Checkpoint, Law, Scaling, Simulation, SimulationError, Start, State, Storage, Update, Variances,
+};
 use halfulp::{Draw, Element, Format, UE4M4, bf16, sr_cast};
 
 /// Fraction bits without an end to the exponents.
@@ -111,22 +113,6 @@ fn stationary_share() {
     }
 }
 
-/// Relative variance of a stored second moment under stochastic rounding, for a log-uniform mantissa: that of the average
-/// itself, and that of the rounding, `E[u^2 f (1 - f)] / (1 - beta^2)`.
-fn noise(fraction_bits: u8, beta: f64) -> f64 {
-    const MANTISSAS: u32 = 64;
-    let rounding = |m: f64| {
-        let u = (-f64::from(fraction_bits)).exp2() / m;
-        mean_of_chi_square(|z| {
-            let fraction = ((1.0 - beta) * (z - 1.0).abs() / u).fract();
-            u * u * fraction * (1.0 - fraction)
-        })
-    };
-    let mantissa = |i| ((f64::from(i) + 0.5) / f64::from(MANTISSAS)).exp2();
-    let mean = (0..MANTISSAS).map(|i| rounding(mantissa(i))).sum::<f64>() / f64::from(MANTISSAS);
-    2.0 * (1.0 - beta) / (1.0 + beta) + mean / (1.0 - beta * beta)
-}
-
 #[test]
 fn noise_of_stochastic_rounding() {
     let cases = [
@@ -139,7 +125,7 @@ fn noise_of_stochastic_rounding() {
         (3, 0.95, 0.0685),
     ];
     for (fraction_bits, beta, printed) in cases {
-        let law = noise(fraction_bits, beta);
+        let law = stall::noise(unlimited(fraction_bits), beta).unwrap().still_grid;
         // The first is rounded from .349 eps, which leaves out the few updates above a ulp.
         assert!((law / printed - 1.0).abs() < 0.06, "{fraction_bits} {beta}: {law}");
         let tau = (1.0 / (1.0 - beta)) as u64;
@@ -160,6 +146,34 @@ fn noise_of_stochastic_rounding() {
         if beta == 0.999 {
             assert!((nearest / law - 1.0).abs() > 0.06, "{fraction_bits}: {nearest} {law}");
         }
+    }
+}
+
+/// The law of a scale that moves with the largest of each block, where one coordinate is that all along. Where the laws
+/// differ by more than twice the bound, the law of a still grid is rejected.
+#[test]
+fn noise_under_a_moving_scale() {
+    const N: usize = 4096;
+    let binade = |i: usize| 8.0 * ((i * 1571 % N) as f64 / N as f64).exp2();
+    let listed: Vec<f64> = (0..N).map(|i| if i % 128 == 0 { 256.0 } else { binade(i) }).collect();
+    for (fraction_bits, beta) in [(7, 0.99), (4, 0.99), (3, 0.95), (3, 0.99), (3, 0.999)] {
+        let format = unlimited(fraction_bits);
+        let tau = (1.0 / (1.0 - beta)) as u64;
+        let seen = run(&Simulation {
+            beta,
+            storage: Storage::stochastic(format, 3).scaled(Scaling::Amax { block: 128 }),
+            variances: Variances::Listed(listed.clone()),
+            coordinates: 2 * N,
+            checkpoints: vec![5 * tau, 7 * tau],
+            ..Simulation::default()
+        });
+        let variance = seen.iter().map(|checkpoint| checkpoint.variance).sum::<f64>() / seen.len() as f64;
+        let law = stall::noise(format, beta).unwrap();
+        let off = |law: f64| (variance / law - 1.0).abs();
+        assert!(off(law.moving_grid) < 0.06, "{fraction_bits} {beta}: {variance} {law:?}");
+        let distinct = (law.still_grid / law.moving_grid - 1.0).abs() > 0.12;
+        assert!(!distinct || off(law.still_grid) > 0.06, "{fraction_bits} {beta}: {variance} {law:?}");
+        assert_eq!(distinct, (fraction_bits, beta) == (3, 0.999), "{law:?}");
     }
 }
 
@@ -252,6 +266,13 @@ fn laws() {
             assert!((seen.variance / variance - 1.0).abs() < 0.25, "{law:?}: {}", seen.variance);
         }
     }
+    // Of ever more degrees of freedom Student's t is normal.
+    let law = Law::StudentT { freedom: 1e300 };
+    let seen = &run(&Simulation { law, ..base.clone() })[0];
+    assert!(
+        seen.bias().abs() < 5.0 * (0.001f64 / 2048.0).sqrt() && (seen.variance / 0.001 - 1.0).abs() < 0.25,
+        "{seen:?}"
+    );
     // Eight time constants after the change, e^-8 of the old variance is left.
     let law = Law::VarianceChange { after: 1000, factor: 0.25 };
     let seen = run(&Simulation { law, checkpoints: vec![1000, 9000], ..base.clone() });
@@ -314,7 +335,7 @@ fn pieces_are_parts_of_the_whole() {
         let report = simulation.run_with_progress(progress).unwrap();
         assert_eq!(done.into_inner(), 1003 * 40);
         let (mut stalled, mut last) = (0, Vec::new());
-        let look = |step: halfulp::stall::Step<'_>| {
+        let look = |step: stall::Step<'_>| {
             stalled += step.before.values().iter().zip(step.state.values()).filter(|(old, new)| old == new).count();
             last = step.state.values().to_vec();
         };
@@ -325,34 +346,38 @@ fn pieces_are_parts_of_the_whole() {
     }
 }
 
-/// Both moments, stored as the optimizer stores them under the same seed, step for step and bit for bit.
+/// Both moments, stored as the optimizer stores them under the same seed, step for step and bit for bit; in f32 too, where
+/// every bit of the arithmetic shows.
 #[test]
 fn stores_what_adamw_stores() {
-    for rounding in [Rounding::Nearest, Rounding::stochastic(11)] {
+    let stored = |optimizer: &AdamW, role| {
+        let (m, v) = optimizer.moments(0).unwrap();
+        if role == Role::FirstMoment { m.to_f32() } else { v.to_f32() }
+    };
+    for (storage, format, rounding) in [
+        (Storage::F32, StateFormat::F32, Rounding::Nearest),
+        (Storage::nearest(Format::BF16), StateFormat::Bf16, Rounding::Nearest),
+        (Storage::stochastic(Format::BF16, 11), StateFormat::Bf16, Rounding::stochastic(11)),
+    ] {
         for (role, beta) in [(Role::FirstMoment, 0.9), (Role::SecondMoment, 0.999)] {
             let simulation = Simulation {
                 role,
                 beta,
-                storage: Storage { format: Some(Format::BF16), rounding, scaling: Scaling::Unscaled },
+                storage,
                 start: Start::Zero,
                 coordinates: 1003,
                 checkpoints: vec![60],
                 ..Simulation::default()
             };
-            let mut optimizer = AdamW::new(AdamWConfig::default(), StateFormat::Bf16, rounding).unwrap();
+            let mut optimizer = AdamW::new(AdamWConfig::default(), format, rounding).unwrap();
             let mut other = AdamW::new(AdamWConfig::default(), StateFormat::Bf16, Rounding::stochastic(12)).unwrap();
             let (mut params, mut differed) = (vec![1.0f32; 1003], false);
-            let stored = |optimizer: &AdamW| match optimizer.moments(0) {
-                Some((Moment::Bf16(m), _)) if role == Role::FirstMoment => halfulp::decode(m),
-                Some((_, Moment::Bf16(v))) => halfulp::decode(v),
-                _ => panic!("BF16 moments"),
-            };
             simulation
                 .observe(|step| {
                     optimizer.step(&mut params, step.gradients).unwrap();
                     other.step(&mut params, step.gradients).unwrap();
-                    assert_eq!(stored(&optimizer), step.state.values(), "step {}", step.number);
-                    differed |= stored(&other) != step.state.values();
+                    assert_eq!(stored(&optimizer, role), step.state.values(), "step {}", step.number);
+                    differed |= stored(&other, role) != step.state.values();
                 })
                 .unwrap();
             assert!(differed);
@@ -391,7 +416,7 @@ fn stores_blocks_as_adamw_does() {
             };
             let mut optimizer = AdamW::new(AdamWConfig::default(), states, rounding).unwrap();
             let mut params = vec![1.0f32; 1003];
-            let look = |step: halfulp::stall::Step<'_>| {
+            let look = |step: stall::Step<'_>| {
                 optimizer.step(&mut params, step.gradients).unwrap();
                 let (m, v) = optimizer.moments(0).unwrap();
                 let stored = if role == Role::FirstMoment { m } else { v };
@@ -435,6 +460,28 @@ fn scaled_states() {
     state.store(&x, 17).unwrap();
     let cast: Vec<bf16> = sr_cast(&x, Draw::seeded(9).step(17).tensor(5).role(Role::SecondMoment).at(300));
     assert_eq!(state.values(), halfulp::decode(&cast));
+}
+
+/// Formats wider than f32, whose codes mean nothing without their scale.
+#[test]
+fn formats_wider_than_f32() {
+    let x = [1.0f32, 0.3, 1e-30, f32::MAX];
+    for format in
+        [unlimited(7), Format::builder(8, 7).bias(-20).build().unwrap(), Format::builder(10, 5).build().unwrap()]
+    {
+        for scaling in [Scaling::PowerOfTwo { block: 1 }, Scaling::Amax { block: 1 }] {
+            let mut state =
+                State::zeroed(Storage::nearest(format).scaled(scaling), Role::FirstMoment, x.len()).unwrap();
+            state.store(&x, 1).unwrap();
+            for (stored, x) in state.values().iter().zip(x) {
+                let off = (f64::from(*stored) / f64::from(x) - 1.0).abs();
+                assert!(
+                    off <= format.epsilon() / 2.0 || x == f32::MAX && *stored == f32::INFINITY,
+                    "{format} {scaling:?}: {x} {stored}"
+                );
+            }
+        }
+    }
 }
 
 #[test]

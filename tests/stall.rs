@@ -1,14 +1,12 @@
-//! The stalling model against its published numbers, against integrals taken another way, and against averages that are
-//! really rounded.
+//! The stalling model against its published numbers and against integrals taken another way. Simulations are held to it in
+//! `simulation.rs`.
 #![cfg(feature = "stall")]
 
 use core::f64::consts::{LN_2, TAU};
 
-use halfulp::cast::Cast;
-use halfulp::random::{Draws, Role};
+use halfulp::Format;
 use halfulp::round::{Mode, Overflow, round_f64};
-use halfulp::stall::{self, AdaptiveReset, Probability, StallError};
-use halfulp::{Draw, Format};
+use halfulp::stall::{self, AdaptiveReset, Comparison, Probability, Simulation, StallError, Start, Storage, Variances};
 
 const E2M2: Format = Format::UE2M2;
 const E4M4: Format = Format::UE4M4;
@@ -146,6 +144,17 @@ fn averages_over_the_mantissa() {
         let p = stall::average_probability(format, beta2).unwrap();
         let expected = [mean(|p| p.nearest), mean(|p| p.stochastic)];
         assert_shares(p, expected, 1e-6, &format!("{format} {beta2}"));
+        let end = stall::average_probability_since_reset(format, beta2, 1 << 40).unwrap();
+        assert_shares(end, [p.nearest, p.stochastic], 1e-12, &format!("{format} {beta2} at last"));
+    }
+    // Since a reset: the mean of integrals, here over 400 mantissas.
+    for (format, beta2, age) in [(Format::BF16, 0.999f64, 100), (Format::E4M3, 0.95, 7), (E2M2, 0.99, 1)] {
+        let filled = 1.0 - beta2.powi(age);
+        let rho = |k: u32| stall::rho(format, beta2).unwrap() / LN_2 / ((f64::from(k) + 0.5) / 400.0).exp2();
+        let shares: Vec<[f64; 2]> = (0..400).map(|k| by_quadrature(rho(k), filled)).collect();
+        let expected = [0, 1].map(|i| shares.iter().map(|share| share[i]).sum::<f64>() / 400.0);
+        let p = stall::average_probability_since_reset(format, beta2, age as u64).unwrap();
+        assert_shares(p, expected, 1e-4, &format!("{format} {beta2} age {age}"));
     }
     let both = |format, beta2| {
         let average = stall::average_probability(format, beta2).unwrap().nearest;
@@ -277,6 +286,42 @@ fn adaptive_resets() {
         assert_eq!(error.to_string(), format!("stalled: expected a share from 0 to 1, got {stalled}"));
     }
     assert_eq!(rule, before);
+    // Restored half way it goes on as it would have.
+    let mut straight = AdaptiveReset::with_threshold(0.999, 0.5).unwrap();
+    assert!((0..50).all(|_| !straight.observe(0.93).unwrap()));
+    let (threshold, age, sum) = (straight.threshold(), straight.age(), straight.sum());
+    let mut restored = AdaptiveReset::restored(straight.beta2(), threshold, age, sum).unwrap();
+    let due = |rule: &mut AdaptiveReset| (51..).find(|_| rule.observe(0.97).unwrap());
+    assert_eq!((due(&mut straight), straight), (due(&mut restored), restored));
+    let mut last = AdaptiveReset::restored(0.999, 0.5, u64::MAX, 0.0).unwrap();
+    assert_eq!((last.observe(0.9), last.age()), (Ok(true), u64::MAX));
+}
+
+/// The rule fed by the meter, on a BF16 moment that fills from zero rounded to nearest.
+#[test]
+fn adaptive_resets_of_a_measured_share() {
+    let simulation = Simulation {
+        storage: Storage::nearest(Format::BF16),
+        variances: Variances::Binade(1.0),
+        start: Start::Zero,
+        coordinates: 2048,
+        checkpoints: vec![1500],
+        ..Simulation::default()
+    };
+    let (mut rule, mut due) = (AdaptiveReset::new(0.999).unwrap(), None);
+    simulation
+        .observe(|step| {
+            let seen = Comparison::new(step.before.view(), step.state.view()).gradients(step.gradients);
+            if rule.observe(seen.count().unwrap().share()).unwrap() {
+                due = due.or(Some(rule.age()));
+            }
+        })
+        .unwrap();
+    // By the model's shares, as they are and not over the stationary one.
+    let mut model = AdaptiveReset::new(0.999).unwrap();
+    let share = |age: u64| stall::average_probability_since_reset(Format::BF16, 0.999, age - 1).unwrap().nearest;
+    let expected = (1..).find(|&age| model.observe(share(age)).unwrap()).unwrap();
+    assert!(due.unwrap().abs_diff(expected) < 60, "{due:?} {expected}");
 }
 
 #[test]
@@ -368,67 +413,6 @@ fn law_of_the_noise() {
     }
 }
 
-/// Gaussian numbers by the transformation of Box and Muller.
-fn gaussians(step: u64, n: usize) -> Vec<f64> {
-    let mut words = vec![0u32; n];
-    Draw::seeded(5).step(step).role(Role::Parameter).fill32(0, &mut words);
-    let uniform = |word: u32| (f64::from(word) + 0.5) / 2f64.powi(32);
-    let pair = |&[a, b]: &[u32; 2]| {
-        let (radius, angle) = ((-2.0 * libm::log(uniform(a))).sqrt(), TAU * uniform(b));
-        [radius * libm::cos(angle), radius * libm::sin(angle)]
-    };
-    words.as_chunks().0.iter().flat_map(pair).collect()
-}
-
-const BLOCK: usize = 128;
-
-/// The relative variance of second moments stored by stochastic rounding, over coordinates whose `s^2` spread
-/// log-uniformly over a binade, from 5 to 15 memories. The first of each block has a larger `s^2` and is left out.
-fn simulated(format: Format, beta2: f64, moving: bool) -> f64 {
-    const N: usize = 4096;
-    let spread = |i: usize| 8.0 * (((i * 1571) % N) as f64 / N as f64).exp2();
-    let squares: Vec<f64> = (0..N).map(|i| if i % BLOCK == 0 { 256.0 } else { spread(i) }).collect();
-    let (mut v, mut codes) = (squares.clone(), vec![0u16; N]);
-    let memory = (1.0 / (1.0 - beta2)).round() as u64;
-    let mut sum = 0.0;
-    for step in 0..15 * memory {
-        for ((v, square), x) in v.iter_mut().zip(&squares).zip(gaussians(step, N)) {
-            *v = beta2 * *v + (1.0 - beta2) * square * x * x;
-        }
-        let amax = |block: &[f64]| block.iter().copied().fold(0.0, f64::max);
-        let scale = |block| if moving { amax(block) / format.max() } else { 1.0 };
-        let scales: Vec<f64> = v.chunks(BLOCK).map(scale).collect();
-        v.chunks_mut(BLOCK).zip(&scales).for_each(|(block, scale)| block.iter_mut().for_each(|v| *v /= scale));
-        Cast::stochastic(Draw::seeded(9).step(step)).into_codes(&v, format, &mut codes).unwrap();
-        for (i, (v, &code)) in v.iter_mut().zip(&codes).enumerate() {
-            *v = format.value(code) * scales[i / BLOCK];
-            if step >= 5 * memory && i % BLOCK != 0 {
-                sum += (*v / squares[i] - 1.0).powi(2);
-            }
-        }
-    }
-    sum / (10 * memory) as f64 / (N - N / BLOCK) as f64
-}
-
-/// Simulated variances lie within 6 % of the law: their own standard error is about 1 %, the rest is that `v` moves around
-/// `s^2`. The laws without rounding, and of the other grid, are rejected where they differ by more.
-#[test]
-fn noise_of_rounded_averages() {
-    let near = |variance: f64, law: f64| (variance / law - 1.0).abs() < 0.06;
-    for (format, beta2) in [(Format::BF16, 0.99), (E4M4, 0.99), (Format::E4M3, 0.95), (Format::E4M3, 0.99)] {
-        let law = stall::noise(format, beta2).unwrap();
-        for (moving, expected) in [(false, law.still_grid), (true, law.moving_grid)] {
-            let variance = simulated(format, beta2, moving);
-            assert!(near(variance, expected), "{format} {beta2} moving {moving}: law {expected}, got {variance}");
-            assert!(near(variance, law.exact) == (format == Format::BF16), "{format} {beta2}");
-        }
-    }
-    let law = stall::noise(Format::E4M3, 0.999).unwrap();
-    let (still, moving) = (simulated(Format::E4M3, 0.999, false), simulated(Format::E4M3, 0.999, true));
-    assert!(near(still, law.still_grid) && near(moving, law.moving_grid), "{law:?}: {still}, {moving}");
-    assert!(!near(still, law.moving_grid) && !near(moving, law.still_grid), "{law:?}: {still}, {moving}");
-}
-
 #[test]
 fn ends_of_the_ranges() {
     let finest = Format::builder(1, 15).unsigned().build().unwrap();
@@ -442,6 +426,8 @@ fn ends_of_the_ranges() {
                 stall::probability_since_reset(format, beta2, 0),
                 stall::probability_since_reset(format, beta2, 1),
                 stall::probability_since_reset(format, beta2, u64::MAX),
+                stall::average_probability_since_reset(format, beta2, 0),
+                stall::average_probability_since_reset(format, beta2, 1),
             ];
             for p in shares.map(Result::unwrap) {
                 let all = [p.nearest, p.stochastic, p.nearest_moves, p.stochastic_moves];
@@ -467,11 +453,13 @@ fn errors_name_the_argument() {
             stall::probability_at_mantissa(format, beta2, 1.5).map(drop),
             stall::average_probability(format, beta2).map(drop),
             stall::probability_since_reset(format, beta2, 1).map(drop),
+            stall::average_probability_since_reset(format, beta2, 1).map(drop),
             stall::effective_decay(beta2, 0.5).map(drop),
             stall::noise(format, beta2).map(drop),
             stall::startup_window(format, beta2, 0.5).map(drop),
             stall::reset_period(format, beta2).map(drop),
             AdaptiveReset::new(beta2).map(drop),
+            AdaptiveReset::restored(beta2, 0.6, 1, 0.5).map(drop),
         ];
         for error in errors {
             let error = error.unwrap_err();
@@ -495,5 +483,9 @@ fn errors_name_the_argument() {
         assert_eq!(error, format!("floor: expected a share of at least 0 and below 1, got {share}"));
         let error = message(stall::reset_period_with_threshold(format, 0.9, share).map(drop));
         assert_eq!(error, format!("threshold: expected a share of at least 0 and below 1, got {share}"));
+    }
+    for sum in [-0.1, 3.1, f64::NAN, f64::INFINITY] {
+        let error = message(AdaptiveReset::restored(0.9, 0.6, 3, sum).map(drop));
+        assert_eq!(error, format!("sum: expected at least 0 and at most the age, got {sum}"));
     }
 }

@@ -78,7 +78,8 @@ fn every_pair_is_the_reference() {
     for states in pairs() {
         for rounding in ROUNDINGS {
             for steps in [1, 2, 10] {
-                let run = Run { n: 257, steps, states, rounding, parameters: NEAREST, isa: Isa::best() };
+                let run =
+                    Run { n: 257, steps, states, rounding, parameters: NEAREST, weight_decay: 0.1, isa: Isa::best() };
                 compare(run, Kind::Ordinary);
                 compare(run, Kind::Wide);
                 compare(run, Kind::Tiny);
@@ -99,7 +100,15 @@ fn every_block_and_length_is_the_reference() {
                 };
                 let states = States { m: of(states.m), v: of(states.v) };
                 for rounding in ROUNDINGS {
-                    let run = |n| Run { n, steps: 2, states, rounding, parameters: NEAREST, isa: Isa::best() };
+                    let run = |n| Run {
+                        n,
+                        steps: 2,
+                        states,
+                        rounding,
+                        parameters: NEAREST,
+                        weight_decay: 0.1,
+                        isa: Isa::best(),
+                    };
                     for n in lengths {
                         compare(run(n), Kind::Ordinary);
                         compare(run(n), Kind::Wide);
@@ -119,7 +128,7 @@ fn long_tensors_and_all_types() {
         for states in SCALED {
             let rounding = Rounding::stochastic(3);
             for n in [4095, 4096, 16_385] {
-                let run = Run { n, steps: 2, states, rounding, parameters: rounding, isa };
+                let run = Run { n, steps: 2, states, rounding, parameters: rounding, weight_decay: 0.1, isa };
                 compare(run, Kind::Wide);
                 let mut inputs = Inputs(5);
                 run.compare::<bf16, bf16>(|_, _| gradient(Kind::Ordinary, inputs.next()));

@@ -53,8 +53,8 @@ COPIES = ["copy", "numpy copy", "torch copy"]
 class Ours:
     """The driver: each case of the crate is a callable that gives nanoseconds."""
 
-    def __init__(self, path, threads, elements, sets):
-        command = [path, "--threads", threads, "--elements", elements, "--sets", sets]
+    def __init__(self, path, threads, elements, sets, *options):
+        command = [path, *options, "--threads", threads, "--elements", elements, "--sets", sets]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen([str(c) for c in command], stdin=pipe, stdout=pipe, text=True)
         named = (case.rsplit(":", 1) for case in self.ask("cases").split())
@@ -167,8 +167,14 @@ class Others:
 def measure(driver, threads, args, sets):
     ours = Ours(driver, threads, args.elements, sets)
     theirs = Theirs(threads, args.elements, sets)
+    found = interleave(ours.cases() | theirs.found, ours, threads, args)
+    ours.close()
+    return {"bytes": ours.bytes | theirs.bytes} | found
+
+
+def interleave(cases, ours, threads, args):
+    """Nanoseconds of every case in rounds, each in a new order."""
     others = Others(os.getpid(), ours.process.pid)
-    cases = ours.cases() | theirs.found
     samples = {name: [] for name in cases}
     shares, repeated, done = [], 0, 0
     order = np.random.default_rng(threads)
@@ -193,9 +199,7 @@ def measure(driver, threads, args, sets):
         done += 1
         print(f"\r{threads} threads, round {done}, {repeated} repeated", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    ours.close()
-    found = {"bytes": ours.bytes | theirs.bytes, "rounds repeated": repeated, "share of others": shares}
-    return found | {"nanoseconds": samples}
+    return {"rounds repeated": repeated, "share of others": shares, "nanoseconds": samples}
 
 
 def quantiles(values):
@@ -248,30 +252,28 @@ def output(*command):
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+def arguments(doc, threads):
+    parser = argparse.ArgumentParser(description=doc.split("\n")[0])
+    parser.add_argument("--threads", type=int, nargs="+", default=threads)
     parser.add_argument("--elements", type=int, default=1 << 24)
     parser.add_argument("--warm-up", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--others", type=float, default=0.03, help="share of the machine that spoils a round")
     parser.add_argument("--patience", type=float, default=300, help="seconds a thread count for unspoilt rounds")
     parser.add_argument("--pause", type=float, default=0.01, help="seconds between measurements")
-    args = parser.parse_args()
-    output("cargo", "build", "--release", "--example", "cpu_bench")
-    target = json.loads(output("cargo", "metadata", "--format-version", "1", "--no-deps"))["target_directory"]
-    driver = Path(target) / "release" / "examples" / "cpu_bench"
-    cache = last_level_cache()
-    sets = max(3, ceil(4 * cache / (4 * args.elements)))
-    now = datetime.now(UTC)
-    record = {
-        "date": now.isoformat(timespec="seconds"),
-        "command": "python benches/peers/cpu.py " + " ".join(sys.argv[1:]),
+    return parser.parse_args()
+
+
+def circumstances(script, args, sets):
+    """What is kept beside the samples."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": f"python benches/peers/{script} " + " ".join(sys.argv[1:]),
         "commit": output("git", "rev-parse", "HEAD"),
         "changed files": output("git", "status", "--porcelain", "--untracked-files=no").splitlines(),
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
-        "last-level cache": cache,
+        "last-level cache": last_level_cache(),
         "load before": os.getloadavg(),
         "versions": {
             "python": platform.python_version(),
@@ -285,17 +287,33 @@ def main():
         "warm-up rounds": args.warm_up,
         "threads": {},
     }
-    lines = [f"{record['cpu']}, {os.cpu_count()} cores, {now:%Y-%m-%d}, commit {record['commit'][:12]}", ""]
+
+
+def keep(record, kind, lines):
+    """Leaves the record and its table in the folder of results, and prints the table."""
+    record["load after"] = os.getloadavg()
+    date = datetime.fromisoformat(record["date"])
+    lines = [f"{record['cpu']}, {record['cores']} cores, {date:%Y-%m-%d}, commit {record['commit'][:12]}", "", *lines]
+    RESULTS.mkdir(exist_ok=True)
+    name = RESULTS / f"{kind}-{date:%Y%m%d-%H%M}"
+    name.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    name.with_suffix(".md").write_text("\n".join(lines).rstrip() + "\n")
+    print("\n".join(lines))
+
+
+def main():
+    args = arguments(__doc__, [1, 2])
+    output("cargo", "build", "--release", "--example", "cpu_bench")
+    target = json.loads(output("cargo", "metadata", "--format-version", "1", "--no-deps"))["target_directory"]
+    driver = Path(target) / "release" / "examples" / "cpu_bench"
+    sets = max(3, ceil(4 * last_level_cache() / (4 * args.elements)))
+    record = circumstances("cpu.py", args, sets)
+    lines = []
     for threads in args.threads:
         found = measure(driver, threads, args, sets)
         record["threads"][threads] = found
         lines += [*table(threads, found, args.elements), ""]
-    record["load after"] = os.getloadavg()
-    RESULTS.mkdir(exist_ok=True)
-    name = RESULTS / f"cpu-{now:%Y%m%d-%H%M}"
-    name.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
-    name.with_suffix(".md").write_text("\n".join(lines).rstrip() + "\n")
-    print("\n".join(lines))
+    keep(record, "cpu", lines)
 
 
 if __name__ == "__main__":

@@ -329,7 +329,22 @@ def with_graph(peer):
     return [peer, Theirs(f"{peer.label}, graph", peer.width, peer.make, peer.against, True)]
 
 
+def replayed(names):
+    """Of ours, each eager and from a captured graph."""
+    return [each for name in names for each in (name, f"{name}-graph")]
+
+
 def groups(sizes, small, compiled):
+    yield Group(
+        f"cast bf16 2^{small}",
+        small,
+        "copy-6",
+        ["copy-6-graph", *replayed(["cast-bf16-stochastic"])],
+        [
+            *with_graph(Theirs("torch nearest", 6, nearest("bfloat16"), "cast-bf16-stochastic")),
+            *with_graph(Theirs("Triton SR, block 1024", 6, triton_cast(1024), "cast-bf16-stochastic")),
+        ],
+    )
     for k in sizes:
         cast = "cast-bf16-stochastic"
         sr = [
@@ -371,17 +386,19 @@ def groups(sizes, small, compiled):
             [Theirs("torch copy", 4.5, copy(4.5))],
         )
     for k in [small, *sizes]:
+        ours = ["adamw-20-stochastic", "adamw-20-nearest"]
         peers = [
             Theirs("Triton SR, BF16 states", 20, triton_adamw),
             Theirs("torch fused, FP32 states", 28, torch_adamw("float32")),
         ]
         if k <= 24:
+            ours = [*replayed(ours), "copy-20-graph"]
             peers = [each for peer in peers for each in with_graph(peer)]
         yield Group(
             f"adamw 20 B 2^{k}",
             k,
             "copy-20",
-            ["adamw-20-stochastic", "adamw-20-nearest"],
+            ours,
             [Theirs("torch copy", 20, copy(20)), *peers],
         )
     for k in sizes:

@@ -19,9 +19,9 @@
 //!
 //! - `train`, `test`, `accuracy`: mean cross-entropy of the final network on both sets, share of test images read right;
 //! - `m stalled`, `v stalled`: first and second moment;
-//! - `predicted`: what theory expects for v if gradients were Gaussian with a variance that does not change. Real gradients
-//!   are mostly far below their root mean square and now and then far above it, and training shrinks them: nearest, which
-//!   cannot follow down, stalls more than predicted, and stochastic a little less;
+//! - `predicted`: what [`stall::probability`] expects for v if gradients were Gaussian with a variance that does not change.
+//!   Real gradients are mostly far below their root mean square and now and then far above it, and training shrinks them:
+//!   nearest, which cannot follow down, stalls more than predicted, and stochastic a little less;
 //! - `v drift`: the stored second moment over one in f32 fed with the same gradients, averaged over the coordinates at the
 //!   end; 1 is none;
 //! - `digest`: a hash of all parameters and moments.

@@ -132,9 +132,8 @@ impl<P: Stored> Stepper<P> {
             Optimizer::Gpu { gpu, adamw, params } => {
                 let grads = grads.iter().map(|grads| gpu.upload(grads)).collect::<Result<Vec<_>, _>>()?;
                 let tensors = model::names().zip(&mut *params).zip(&grads);
-                let mut tensors: Vec<_> = tensors
-                    .map(|((name, params), grads)| DeviceParameter { id: tensor_id(name), params, grads })
-                    .collect();
+                let mut tensors: Vec<_> =
+                    tensors.map(|((name, params), grads)| DeviceParameter::named(name, params, grads)).collect();
                 adamw.step_tensors(&mut tensors)?;
                 for (host, device) in self.params.iter_mut().zip(params) {
                     *host = gpu.download(device)?;

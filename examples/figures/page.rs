@@ -26,9 +26,9 @@ code { font: .875em/1.4 ui-monospace, Menlo, Consolas, monospace; background: #f
 ";
 
 const INTRODUCTION: &str = "\
-<p>Every picture and number below is made by this crate: its formats, its rounding, its random words, its model of \
-stalling. What was timed on a GPU or trained is read from files recorded beside it, and what others measured is named \
-as theirs. Figures 1 to 9 and Tables 1 and 2 have the subjects of those in <cite>When Small Updates Disappear</cite>, the \
+<p>Every picture below is drawn from what this crate computes: its formats, its rounding, its random words, its model of \
+stalling. What was timed on a GPU or trained is read from files recorded beside it; what others measured is named as \
+theirs. Figures 1 to 9 and Tables 1 and 2 have the subjects of those in <cite>When Small Updates Disappear</cite>, the \
 companion post of K. Topollai and A. Choromanska, <cite>Understanding Quantization of Optimizer States in LLM \
 Pre-training</cite> (arXiv:2603.16731); Figures 10 to 12 are new.</p>
 <p>In all of them, a value is rounded <strong style=\"color:#c8453d\">to nearest</strong> or <strong \

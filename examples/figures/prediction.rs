@@ -13,7 +13,7 @@ pub(crate) const FIGURE: Figure = Figure {
     file: "03-less-precision-more-stalling",
     title: "Less precision, more stalling",
     alt: "Left: stalled share rising from 0 to 1 as the decay goes to 1, earliest for UE2M2, then E4M3, then \
-          BF16; dashed stochastic lines rise later than solid nearest ones. Right: bell curves of the gradient, \
+          BF16; the stochastic lines rise more slowly than those of nearest, which leap where rho is 1. Right: bell curves of the gradient, \
           the part that stalls filled: a wide middle for nearest, less for stochastic.",
     caption: "Left: the predicted probability that a second moment does not change in a step, at its stationary \
               value and at the typical mantissa, for 7, 3 and 2 fraction bits. Right: the density of the \

@@ -21,6 +21,8 @@
 //! - `kurtosis`: fourth moment of a coordinate's gradients over the square of their second, 3 for Gaussian ones; the median
 //!   over coordinates, of the second half. A heavy tail has most gradients far below their root mean square, and a moment
 //!   that mostly decays;
+//! - `level`: mean of a coordinate's stored second moment over the mean square of its gradients, both of the second half;
+//!   the median over coordinates. The prediction takes it for 1; far above, no gradient is large enough to move the moment;
 //! - `loss`: the mean over the second half.
 
 #[path = "../adamw/data.rs"]
@@ -37,7 +39,7 @@ use std::process::ExitCode;
 use halfulp::Format;
 use halfulp::optim::{AdamWConfig, Rounding};
 use halfulp::random::Role;
-use halfulp::stall::{Comparison, Scaling, StallCounts, State, Storage};
+use halfulp::stall::{self, Comparison, Scaling, StallCounts, State, Storage};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
@@ -47,8 +49,7 @@ use models::Named;
 const STEPS: u64 = 4000;
 const SEED: u64 = 0;
 
-/// Formats with their predicted stalled shares at beta2 = 0.999, nearest and stochastic.
-const FORMATS: [(Format, [f64; 2]); 2] = [(Format::BF16, [0.945_835, 0.825_048]), (Format::E4M3, [1.0, 0.988_829])];
+const FORMATS: [Format; 2] = [Format::BF16, Format::E4M3];
 const ROUNDINGS: [(&str, Rounding); 2] = [("nearest", Rounding::Nearest), ("stochastic", Rounding::stochastic(SEED))];
 
 /// A tensor with its moments.
@@ -59,8 +60,16 @@ struct Tensor {
     zeros: Vec<u64>,
     /// Coordinates that are not mostly zero; known after the first half.
     others: Vec<usize>,
-    /// Sums of second and fourth powers of gradients over the second half.
-    powers: Vec<[f64; 2]>,
+    powers: Vec<Powers>,
+}
+
+/// Sums over the gradients of a coordinate in the second half.
+#[derive(Clone, Copy, Default)]
+struct Powers {
+    square: f64,
+    fourth: f64,
+    /// Of the stored second moment.
+    moment: f64,
 }
 
 impl Tensor {
@@ -69,7 +78,7 @@ impl Tensor {
             if storage.format == Some(Format::BF16) { Scaling::Unscaled } else { Scaling::PowerOfTwo { block: n } };
         let moment = |role| State::zeroed(storage.scaled(scaling), role, n).map(|state| state.tensor(number));
         let (m, v) = (moment(Role::FirstMoment)?, moment(Role::SecondMoment)?);
-        Ok(Self { m, v, zeros: vec![0; n], others: Vec::new(), powers: vec![[0.0; 2]; n] })
+        Ok(Self { m, v, zeros: vec![0; n], others: Vec::new(), powers: vec![Powers::default(); n] })
     }
 }
 
@@ -82,6 +91,7 @@ struct Outcome {
     mostly_zero: usize,
     zero_gradients: u64,
     kurtosis: f64,
+    level: f64,
     loss: f64,
 }
 
@@ -118,14 +128,16 @@ fn train(model: &Named, digits: &Images, storage: Storage, steps: u64) -> Result
         }
         outcome.loss += if step > half { loss / (steps - half) as f64 } else { 0.0 };
     }
-    outcome.kurtosis = median_kurtosis(tensors.iter().flat_map(|tensor| &tensor.powers), steps - half);
+    let touched = || tensors.iter().flat_map(|tensor| &tensor.powers).filter(|powers| powers.square > 0.0);
+    let measured = (steps - half) as f64;
+    outcome.kurtosis = median(touched().map(|powers| powers.fourth * measured / (powers.square * powers.square)));
+    outcome.level = median(touched().map(|powers| powers.moment / powers.square));
     Ok(outcome)
 }
 
-/// Of the coordinates that had a gradient.
-fn median_kurtosis<'a>(powers: impl Iterator<Item = &'a [f64; 2]>, steps: u64) -> f64 {
-    let touched = powers.filter(|[square, _]| *square > 0.0);
-    let mut all: Vec<f64> = touched.map(|[square, fourth]| fourth * steps as f64 / (square * square)).collect();
+/// NaN of none.
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut all: Vec<f64> = values.collect();
     all.sort_by(f64::total_cmp);
     all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
 }
@@ -136,9 +148,11 @@ impl Outcome {
         let [old, new, g] = [old.values(), tensor.v.values(), gradients]
             .map(|values| tensor.others.iter().map(|&i| values[i]).collect::<Vec<f32>>());
         self.others += Comparison::new(&old[..], &new[..]).gradients(&g).count()?;
-        for (powers, g) in tensor.powers.iter_mut().zip(gradients) {
+        for ((powers, g), v) in tensor.powers.iter_mut().zip(gradients).zip(tensor.v.values()) {
             let square = f64::from(*g).powi(2);
-            *powers = [powers[0] + square, powers[1] + square * square];
+            powers.square += square;
+            powers.fourth += square * square;
+            powers.moment += f64::from(*v);
         }
         self.zero_gradients += gradients.iter().filter(|g| **g == 0.0).count() as u64;
         Ok(())
@@ -153,18 +167,19 @@ fn rounded(x: f64) -> Value {
 /// All runs of a model: lines of the table, and their numbers.
 fn runs(model: &Named, digits: &Images, steps: u64) -> Result<(String, Value), String> {
     let (mut lines, mut numbers, mut parameters) = (String::new(), Vec::new(), 0);
-    for (format, predictions) in FORMATS {
-        for ((name, rounding), predicted) in ROUNDINGS.into_iter().zip(predictions) {
+    for format in FORMATS {
+        let predicted = stall::probability(format, AdamWConfig::default().beta2).map_err(|error| error.to_string())?;
+        for ((name, rounding), predicted) in ROUNDINGS.into_iter().zip([predicted.nearest, predicted.stochastic]) {
             let storage = Storage { rounding, ..Storage::nearest(format) };
             let outcome = train(model, digits, storage, steps).map_err(|error| format!("{}: {error}", model.name))?;
-            let Outcome { all, others, coordinates, mostly_zero, zero_gradients, kurtosis, loss } = outcome;
+            let Outcome { all, others, coordinates, mostly_zero, zero_gradients, kurtosis, level, loss } = outcome;
             parameters = coordinates;
             let mostly_zero = mostly_zero as f64 / coordinates as f64;
             let zero_gradients = zero_gradients as f64 / (coordinates as u64 * (steps - steps / 2)) as f64;
             let (stalled, others) = (all.share(), others.share());
             let untouched = all.untouched as f64 / (all.untouched + all.counted()) as f64;
             lines += &format!(
-                "{:<28} {format:<5} {name:<11} {stalled:>8.4} {predicted:>10.4} {:>7.2} {:>12.4} {others:>8.4} {kurtosis:>9.2} {loss:>9.5}\n",
+                "{:<28} {format:<5} {name:<11} {stalled:>8.4} {predicted:>10.4} {:>7.2} {:>12.4} {others:>8.4} {kurtosis:>9.2} {level:>6.3} {loss:>9.5}\n",
                 model.name,
                 100.0 * (stalled - predicted),
                 mostly_zero,
@@ -173,11 +188,12 @@ fn runs(model: &Named, digits: &Images, steps: u64) -> Result<(String, Value), S
                 "format": format.to_string(),
                 "rounding": name,
                 "stalled": rounded(stalled),
-                "predicted": predicted,
+                "predicted": rounded(predicted),
                 "mostly_zero": rounded(mostly_zero),
                 "stalled_others": rounded(others),
                 "zero_gradients": rounded(zero_gradients),
                 "kurtosis": rounded(kurtosis),
+                "level": rounded(level),
                 "untouched": rounded(untouched),
                 "loss": rounded(loss),
             }));
@@ -191,8 +207,8 @@ fn run(steps: u64) -> Result<(), Box<dyn Error>> {
     let all: Vec<(String, Value)> =
         models::ALL.par_iter().map(|model| runs(model, &digits, steps)).collect::<Result<_, _>>()?;
     println!(
-        "{:<28} {:<5} {:<11} {:>8} {:>10} {:>7} {:>12} {:>8} {:>9} {:>9}",
-        "model", "", "", "stalled", "predicted", "error", "mostly zero", "others", "kurtosis", "loss"
+        "{:<28} {:<5} {:<11} {:>8} {:>10} {:>7} {:>12} {:>8} {:>9} {:>6} {:>9}",
+        "model", "", "", "stalled", "predicted", "error", "mostly zero", "others", "kurtosis", "level", "loss"
     );
     let (lines, models): (Vec<_>, Vec<_>) = all.into_iter().unzip();
     println!("{}", lines.concat());
@@ -223,7 +239,8 @@ fn main() -> ExitCode {
         _ => None,
     };
     let Some(steps) = steps else {
-        eprintln!("trainings: expected nothing, or --steps and a number from 2 to 1000000");
+        let got = arguments.join(" ");
+        eprintln!("trainings: expected nothing, or --steps and a number from 2 to 1000000, got `{got}`");
         return ExitCode::from(2);
     };
     match run(steps) {

@@ -7,24 +7,39 @@ use alloc::vec::Vec;
 use super::cast::Source;
 use super::launch::{StepArguments, aligned, disjoint, keys, launch, pieces};
 use super::{CudaError, DeviceVec, ElementType, Gpu};
-use crate::optim::{AdamWConfig, Moment, OptimError, Real, Rounding, Scalars, StateFormat, States};
+use crate::optim::{AdamWConfig, Entry, Moment, Real, Rounding, Scalars, StateFormat, States, Tensor, check};
 use crate::random::Role;
 
-/// One tensor of a step in device memory.
+/// One tensor of a step, or a part of one, in device memory.
 #[derive(Debug)]
 pub struct DeviceParameter<'a, P, G> {
-    /// Its id.
-    pub id: u64,
-    /// Its parameters.
-    pub params: &'a mut DeviceVec<P>,
-    /// Its gradients.
-    pub grads: &'a DeviceVec<G>,
+    tensor: Tensor<'a>,
+    params: &'a mut DeviceVec<P>,
+    grads: &'a DeviceVec<G>,
+}
+
+impl<'a, P: Source + Real, G: Source + Real> DeviceParameter<'a, P, G> {
+    /// A tensor known by name; its id is the name's [`tensor_id`](crate::random::tensor_id).
+    pub fn named(name: &'a str, params: &'a mut DeviceVec<P>, grads: &'a DeviceVec<G>) -> Self {
+        Self { tensor: Tensor::named(name), params, grads }
+    }
+
+    /// A tensor known by number.
+    pub fn numbered(id: u64, params: &'a mut DeviceVec<P>, grads: &'a DeviceVec<G>) -> Self {
+        Self { tensor: Tensor::numbered(id), params, grads }
+    }
+
+    /// As [`optim::Parameter::part`](crate::optim::Parameter::part).
+    #[must_use]
+    pub fn part(self, first: u64, whole: u64) -> Self {
+        Self { tensor: self.tensor.part(first, whole), ..self }
+    }
 }
 
 /// Somebody else's memory to step: addresses, length and types.
 #[derive(Clone, Copy, Debug)]
 pub struct StepMemory {
-    /// The tensor's id.
+    /// The tensor's id: a number, or the [`tensor_id`](crate::random::tensor_id) of a name.
     pub id: u64,
     /// Address of the parameters, aligned to their size.
     pub params: u64,
@@ -38,6 +53,13 @@ pub struct StepMemory {
     pub n: u64,
 }
 
+/// A tensor of a step's list: what it is, where it is, and the length of its gradients.
+struct Listed<'a> {
+    tensor: Tensor<'a>,
+    memory: StepMemory,
+    grads: usize,
+}
+
 /// Moments of one tensor.
 #[derive(Debug)]
 struct State {
@@ -45,6 +67,8 @@ struct State {
     v: DeviceVec<u8>,
     n: u64,
     age: u64,
+    /// Index of the first element in its tensor.
+    first: u64,
 }
 
 /// AdamW whose parameters, gradients and moments are on a GPU: the bits of [`optim::AdamW`](crate::optim::AdamW).
@@ -142,37 +166,34 @@ impl AdamW {
         params: &mut DeviceVec<P>,
         grads: &DeviceVec<G>,
     ) -> Result<(), CudaError> {
-        self.step_tensors(&mut [DeviceParameter { id: 0, params, grads }])
+        self.step_tensors(&mut [DeviceParameter::numbered(0, params, grads)])
     }
 
     /// Steps tensors, one kernel each. Their order changes no bit.
     ///
     /// # Errors
-    /// [`CudaError::Length`], [`CudaError::WrongDevice`], [`CudaError::OutOfMemory`] for new moments, and
-    /// [`CudaError::Optim`] for two tensors of one id. Nothing is changed then.
+    /// [`CudaError::WrongDevice`], [`CudaError::OutOfMemory`] for new moments, and [`CudaError::Optim`] as
+    /// [`optim::AdamW::step_tensors`](crate::optim::AdamW::step_tensors). Nothing is changed then.
     pub fn step_tensors<P: Source + Real, G: Source + Real>(
         &mut self,
         tensors: &mut [DeviceParameter<'_, P, G>],
     ) -> Result<(), CudaError> {
-        let mut memory = Vec::with_capacity(tensors.len());
-        for tensor in &mut *tensors {
-            self.gpu.own(tensor.params, "params")?;
-            self.gpu.own(tensor.grads, "grads")?;
-            let (n, got) = (tensor.params.len() as u64, tensor.grads.len() as u64);
-            if n != got {
-                return Err(CudaError::Length { argument: "grads", expected: n, got });
-            }
-            memory.push(StepMemory {
+        let mut list = Vec::with_capacity(tensors.len());
+        for DeviceParameter { tensor, params, grads } in &*tensors {
+            self.gpu.own(params, "params")?;
+            self.gpu.own(grads, "grads")?;
+            let memory = StepMemory {
                 id: tensor.id,
-                params: tensor.params.address(),
+                params: params.address(),
                 params_type: P::TYPE,
-                grads: tensor.grads.address(),
+                grads: grads.address(),
                 grads_type: G::TYPE,
-                n,
-            });
+                n: params.len() as u64,
+            };
+            list.push(Listed { tensor: *tensor, memory, grads: grads.len() });
         }
-        // SAFETY: the buffers live on this device and are as long as they say; parameters are borrowed mutably.
-        unsafe { self.step_raw(&memory) }
+        // SAFETY: the buffers live on this device and, once checked, are as long as they say; parameters are borrowed mutably.
+        unsafe { self.step_list(&list) }
     }
 
     /// Steps somebody else's memory in place, one kernel a tensor, on the stream of the [`Gpu`]. Only enqueues work.
@@ -182,57 +203,73 @@ impl AdamW {
     /// writes them, or reads parameters, in the meantime. Gradients were written by work that this stream comes after.
     ///
     /// # Errors
-    /// [`CudaError::Misaligned`] and [`CudaError::Overlap`] for addresses that cannot be, [`CudaError::Length`] for a tensor
-    /// of another length than before, and as [`step_tensors`](Self::step_tensors). Nothing is changed then. An error that the
+    /// [`CudaError::Misaligned`] and [`CudaError::Overlap`] for addresses that cannot be, and as
+    /// [`step_tensors`](Self::step_tensors). Nothing is changed then. An error that the
     /// driver reports at a launch leaves the tensors before it stepped and the step counted.
     pub unsafe fn step_raw(&mut self, tensors: &[StepMemory]) -> Result<(), CudaError> {
-        self.prepare(tensors)?;
+        let listed = |memory: &StepMemory| {
+            let grads = usize::try_from(memory.n).unwrap_or(usize::MAX);
+            Listed { tensor: Tensor::numbered(memory.id), memory: *memory, grads }
+        };
+        let list: Vec<_> = tensors.iter().map(listed).collect();
+        // SAFETY: promised by the caller.
+        unsafe { self.step_list(&list) }
+    }
+
+    /// # Safety
+    /// As [`step_raw`](Self::step_raw), once lengths are checked.
+    unsafe fn step_list(&mut self, list: &[Listed<'_>]) -> Result<(), CudaError> {
+        self.prepare(list)?;
         self.step += 1;
-        for tensor in tensors {
+        for Listed { tensor, memory, .. } in list {
             let Some(state) = self.tensors.get_mut(&tensor.id) else { continue };
             let scalars = self.config.scalars(state.age + 1)?;
             state.age += 1;
             let (m, v) = (state.m.address(), state.v.address());
             // SAFETY: promised by the caller; the moments were made for this many elements.
-            unsafe { self.launch(tensor, m, v, &scalars) }?;
+            unsafe { self.launch(memory, tensor.first(), m, v, &scalars) }?;
         }
         Ok(())
     }
 
     /// Checks every tensor, then makes the moments that are missing.
-    fn prepare(&mut self, tensors: &[StepMemory]) -> Result<(), CudaError> {
-        let mut seen = BTreeMap::new();
-        for tensor in tensors {
-            let StepMemory { id, params, params_type, grads, grads_type, n } = *tensor;
+    fn prepare(&mut self, list: &[Listed<'_>]) -> Result<(), CudaError> {
+        let length = |n: u64| usize::try_from(n).map_err(|_| CudaError::OutOfMemory { bytes: usize::MAX });
+        let mut entries = Vec::with_capacity(list.len());
+        for Listed { tensor, memory, grads } in list {
+            let StepMemory { params, params_type, grads: grads_at, grads_type, n, .. } = *memory;
             aligned("params", params, params_type.bytes())?;
-            aligned("grads", grads, grads_type.bytes())?;
+            aligned("grads", grads_at, grads_type.bytes())?;
             disjoint(&[
                 ("params", params, n.saturating_mul(params_type.bytes())),
-                ("grads", grads, n.saturating_mul(grads_type.bytes())),
+                ("grads", grads_at, n.saturating_mul(grads_type.bytes())),
             ])?;
-            if let Some(state) = self.tensors.get(&id).filter(|state| state.n != n) {
-                return Err(CudaError::Length { argument: "params", expected: state.n, got: n });
-            }
-            if seen.insert(id, ()).is_some() {
-                let name = format!("{id}");
-                return Err(OptimError::SameTensor { first: name.clone(), second: name, id }.into());
-            }
+            let state = self.tensors.get(&tensor.id).map(|state| (state.first, state.n as usize));
+            entries.push(Entry { tensor: *tensor, params: length(n)?, grads: *grads, state });
         }
+        check(entries.into_iter())?;
         let mut made = Vec::new();
-        for tensor in tensors.iter().filter(|tensor| !self.tensors.contains_key(&tensor.id)) {
-            let n = usize::try_from(tensor.n).map_err(|_| CudaError::OutOfMemory { bytes: usize::MAX })?;
-            let bytes = self.format.bytes(n);
-            let state = State { m: self.gpu.zeroed(bytes)?, v: self.gpu.zeroed(bytes)?, n: tensor.n, age: 0 };
-            made.push((tensor.id, state));
+        for Listed { tensor, memory, .. } in list.iter().filter(|listed| !self.tensors.contains_key(&listed.tensor.id))
+        {
+            let bytes = self.format.bytes(length(memory.n)?);
+            let (m, v) = (self.gpu.zeroed(bytes)?, self.gpu.zeroed(bytes)?);
+            made.push((tensor.id, State { m, v, n: memory.n, age: 0, first: tensor.first() }));
         }
         self.tensors.extend(made);
         Ok(())
     }
 
     /// # Safety
-    /// As [`step_raw`](Self::step_raw), with moments at `m` and `v`.
-    unsafe fn launch(&self, tensor: &StepMemory, m: u64, v: u64, scalars: &Scalars) -> Result<(), CudaError> {
-        let StepMemory { id, params, params_type, grads, grads_type, n } = *tensor;
+    /// As [`step_raw`](Self::step_raw), with moments at `m` and `v`; element 0 is element `first` of its tensor.
+    unsafe fn launch(
+        &self,
+        memory: &StepMemory,
+        first: u64,
+        m: u64,
+        v: u64,
+        scalars: &Scalars,
+    ) -> Result<(), CudaError> {
+        let StepMemory { id, params, params_type, grads, grads_type, n } = *memory;
         let rounded = |name: &str, rounding| match rounding {
             Rounding::Stochastic { .. } => format!("{name}s"),
             _ => format!("{name}n"),
@@ -257,7 +294,7 @@ impl AdamW {
             key(self.states, Role::FirstMoment),
             key(self.states, Role::SecondMoment),
         ];
-        for piece in pieces(0, n, 2) {
+        for piece in pieces(first, n, 2) {
             let [p, g] = [(params, params_type), (grads, grads_type)].map(|(at, of)| at + piece.start * of.bytes());
             let [m, v] = [m, v].map(|at| at + piece.start * moment_size);
             let arguments = StepArguments {

@@ -58,6 +58,11 @@ impl<T: SubByte> DevicePacked<T> {
     }
 }
 
+/// The codes of `len` elements in bytes that hold them.
+pub(super) fn packed<T>(bytes: DeviceVec<u8>, len: usize) -> DevicePacked<T> {
+    DevicePacked { bytes, len, element: core::marker::PhantomData }
+}
+
 /// Somebody else's memory to cast: addresses, lengths and types.
 #[derive(Clone, Copy, Debug)]
 pub struct CastMemory {
@@ -142,7 +147,7 @@ impl Gpu {
             CastMemory { x: x.address(), source: S::TYPE, y: bytes.address(), format: T::FORMAT, n: x.len() as u64 };
         // SAFETY: as in `cast_into`; the packed bytes are as many as the codes take.
         unsafe { self.cast_raw(cast, memory) }?;
-        Ok(DevicePacked { bytes, len: x.len(), element: core::marker::PhantomData })
+        Ok(packed(bytes, x.len()))
     }
 
     /// Copies packed codes to the host.

@@ -49,6 +49,50 @@ pub enum CudaError {
         /// CUDA version of the driver.
         driver: String,
     },
+    /// Something that only some devices have.
+    #[error("{argument}: expected a device of compute capability {expected}, got {}.{}", got.0, got.1)]
+    Capability {
+        /// What was asked for.
+        argument: &'static str,
+        /// Capabilities that have it.
+        expected: &'static str,
+        /// Major and minor capability of the device.
+        got: (u32, u32),
+    },
+    /// NVRTC was asked for and is not there.
+    #[error(
+        "no NVRTC: expected one of {tried} with its functions, got: {reason}; only kernels compiled at run time need it"
+    )]
+    NoNvrtc {
+        /// Names that were tried.
+        tried: &'static str,
+        /// What loading said.
+        reason: String,
+    },
+    /// NVRTC is too old, or too new, for the device.
+    #[error("architecture: expected one that NVRTC {version} compiles for ({supported}), got {architecture}")]
+    Architecture {
+        /// That of the device, as `sm_90`.
+        architecture: String,
+        /// Version of NVRTC.
+        version: String,
+        /// What it compiles for.
+        supported: String,
+    },
+    /// NVRTC refused a module.
+    #[error("module {module} for {architecture}: NVRTC {version} says {error}: {log}")]
+    Compile {
+        /// The module.
+        module: String,
+        /// What it was compiled for, as `sm_90`.
+        architecture: String,
+        /// Version of NVRTC.
+        version: String,
+        /// Name of the error.
+        error: String,
+        /// The compiler's log.
+        log: String,
+    },
     /// Device memory ran out.
     #[error("out of device memory: expected room for {bytes} bytes")]
     OutOfMemory {

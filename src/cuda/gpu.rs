@@ -82,6 +82,20 @@ impl Gpu {
         Ok(Self { context, stream, modules: Arc::default() })
     }
 
+    /// Opens a device whose kernels are compiled for it at run time, from the sources in this crate: the bits of
+    /// [`open`](Self::open), by a compiler that knows the device's architecture. Needs NVRTC, of the CUDA toolkit, where
+    /// the dynamic linker finds it. Each module is compiled when first used, in one to three seconds.
+    ///
+    /// # Errors
+    /// [`CudaError::NoNvrtc`], [`CudaError::Architecture`] where NVRTC does not know the device, and as [`open`](Self::open).
+    /// A later call that is the first to use a module gives [`CudaError::Compile`] if NVRTC refuses it.
+    #[cfg(feature = "nvrtc")]
+    pub fn compiled(ordinal: usize) -> Result<Self, CudaError> {
+        let gpu = Self::open(ordinal)?;
+        super::nvrtc::supports(gpu.capability()?)?;
+        Ok(Self { modules: Arc::new(Modules::of(super::launch::Origin::Compiled)), ..gpu })
+    }
+
     /// The same device on somebody else's stream, which is not destroyed when this is dropped.
     ///
     /// # Safety
@@ -106,6 +120,15 @@ impl Gpu {
     /// [`CudaError::Driver`].
     pub fn name(&self) -> Result<String, CudaError> {
         Ok(self.context.name()?)
+    }
+
+    /// Major and minor compute capability of the device, as (9, 0).
+    ///
+    /// # Errors
+    /// [`CudaError::Driver`].
+    pub fn capability(&self) -> Result<(u32, u32), CudaError> {
+        let (major, minor) = self.context.compute_capability()?;
+        Ok((major.unsigned_abs(), minor.unsigned_abs()))
     }
 
     /// Waits until all work of this stream is done.
@@ -144,37 +167,65 @@ impl Gpu {
         Ok(DeviceVec { memory, len, element: PhantomData })
     }
 
-    /// Copies a slice to the device.
+    /// Copies a slice to new memory on the device.
     ///
     /// # Errors
     /// [`CudaError::OutOfMemory`].
     pub fn upload<T: Pod>(&self, values: &[T]) -> Result<DeviceVec<T>, CudaError> {
         let mut on_device = self.zeroed(values.len())?;
-        if !values.is_empty() {
-            self.stream.memcpy_htod(bytemuck::cast_slice::<T, u8>(values), &mut on_device.memory)?;
-        }
+        self.upload_into(values, &mut on_device)?;
         Ok(on_device)
     }
 
-    /// Copies to the host, after all earlier work of the stream.
+    /// Copies a slice to existing memory of its length on the device, after all earlier work of the stream.
+    ///
+    /// # Errors
+    /// [`CudaError::Length`], [`CudaError::WrongDevice`]; nothing is copied then.
+    pub fn upload_into<T: Pod>(&self, values: &[T], to: &mut DeviceVec<T>) -> Result<(), CudaError> {
+        self.own(to, "to")?;
+        same_length("to", values.len(), to.len)?;
+        if !values.is_empty() {
+            self.stream.memcpy_htod(bytemuck::cast_slice::<T, u8>(values), &mut to.memory)?;
+        }
+        Ok(())
+    }
+
+    /// Copies to a new vector on the host, after all earlier work of the stream.
     ///
     /// # Errors
     /// [`CudaError::WrongDevice`], or [`CudaError::Driver`] for what earlier work ran into.
     pub fn download<T: Pod>(&self, values: &DeviceVec<T>) -> Result<Vec<T>, CudaError> {
-        self.own(values, "values")?;
-        let mut out: Vec<T> = bytemuck::allocation::zeroed_vec(values.len);
-        if !out.is_empty() {
-            let bytes = values.memory.slice(..values.len * size_of::<T>());
-            self.stream.memcpy_dtoh(&bytes, bytemuck::cast_slice_mut::<T, u8>(&mut out))?;
-        }
-        self.synchronize()?;
+        let mut out = bytemuck::allocation::zeroed_vec(values.len);
+        self.download_into(values, &mut out)?;
         Ok(out)
+    }
+
+    /// Copies to a slice of the same length on the host, after all earlier work of the stream, and waits for it.
+    ///
+    /// # Errors
+    /// [`CudaError::Length`] and [`CudaError::WrongDevice`], where nothing is copied, or [`CudaError::Driver`] for what
+    /// earlier work ran into.
+    pub fn download_into<T: Pod>(&self, values: &DeviceVec<T>, to: &mut [T]) -> Result<(), CudaError> {
+        self.own(values, "values")?;
+        same_length("to", values.len, to.len())?;
+        if !to.is_empty() {
+            let bytes = values.memory.slice(..values.len * size_of::<T>());
+            self.stream.memcpy_dtoh(&bytes, bytemuck::cast_slice_mut::<T, u8>(to))?;
+        }
+        self.synchronize()
     }
 
     pub(super) fn own<T>(&self, values: &DeviceVec<T>, argument: &'static str) -> Result<(), CudaError> {
         let (expected, got) = (self.ordinal(), values.memory.context().ordinal());
         if expected == got { Ok(()) } else { Err(CudaError::WrongDevice { argument, expected, got }) }
     }
+}
+
+fn same_length(argument: &'static str, expected: usize, got: usize) -> Result<(), CudaError> {
+    if expected == got {
+        return Ok(());
+    }
+    Err(CudaError::Length { argument, expected: expected as u64, got: got as u64 })
 }
 
 /// Elements in device memory.

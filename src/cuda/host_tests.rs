@@ -11,6 +11,7 @@ use crate::Format;
 use crate::format::BlockScale;
 use crate::optim::{AdamWConfig, BlockEncoder};
 use crate::random::{Keys, Role};
+use crate::round::lanes::tests::first_up;
 use crate::round::lanes::{Draws16, NearestEven, Target32};
 use crate::round::{Mode, Overflow, RandomBits, round_scaled};
 
@@ -93,29 +94,33 @@ fn codes_are_those_of_the_definition() {
             for decision in [0, 16, 32] {
                 // Half of the values over all exponents, half around the target's range.
                 let draws = words(2 * n);
+                let code = |bits, draw| -> u32 {
+                    let mode = match decision {
+                        0 => Mode::NearestEven,
+                        16 => Mode::Stochastic(RandomBits::of16(draw as u16)),
+                        _ => Mode::Stochastic(RandomBits::of32(draw)),
+                    };
+                    round_scaled(f32::from_bits(bits), scale, format, mode, overflow).into()
+                };
                 let pairs: Vec<u32> = (0..n)
                     .flat_map(|i| {
                         let word = draws[i];
                         let near = (word & 0x807F_FFFF)
                             | (127u32.wrapping_add_signed(scale).wrapping_add(word >> 23 & 31).wrapping_sub(20) & 0xFF)
                                 << 23;
-                        let draw = if decision == 16 { draws[n + i] >> 16 } else { draws[n + i] };
-                        [if i % 8 < 4 { word } else { near }, draw]
+                        let bits = if i % 8 < 4 { word } else { near };
+                        // Some decisions are taken where they turn.
+                        let draw = match (decision, i % 64) {
+                            (32, turn @ 0..6) => first_up(|draw| code(bits, draw)).wrapping_sub(turn as u32 & 1),
+                            (16, _) => draws[n + i] >> 16,
+                            _ => draws[n + i],
+                        };
+                        [bits, draw]
                     })
                     .collect();
                 let request = [&[1, decision, plain][..], &target_words(&target), &[n as u32], &pairs].concat();
                 let answer = ask(program, &request);
-                let expected: Vec<u32> = pairs
-                    .chunks(2)
-                    .map(|pair| {
-                        let mode = match decision {
-                            0 => Mode::NearestEven,
-                            16 => Mode::Stochastic(RandomBits::of16(pair[1] as u16)),
-                            _ => Mode::Stochastic(RandomBits::of32(pair[1])),
-                        };
-                        round_scaled(f32::from_bits(pair[0]), scale, format, mode, overflow).into()
-                    })
-                    .collect();
+                let expected: Vec<u32> = pairs.chunks(2).map(|pair| code(pair[0], pair[1])).collect();
                 let (codes, quads) = answer.split_at(n);
                 let wrong = codes.iter().zip(&expected).position(|(a, b)| a != b);
                 assert!(

@@ -1,5 +1,6 @@
 //! All launches: modules of kernels, their arguments, and how work is cut.
 
+use alloc::borrow::Cow;
 use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::String;
@@ -42,49 +43,100 @@ impl ElementType {
     }
 }
 
-/// The PTX version of the kernels, and the first CUDA version whose driver reads it.
-const PTX_VERSION: (&str, &str) = ("7.1", "11.1");
+/// A module of kernels.
+struct Module {
+    name: &'static str,
+    ptx: &'static str,
+    /// The PTX version, and the first CUDA version whose driver reads it.
+    version: (&'static str, &'static str),
+}
 
-/// The kernels' PTX, by module name.
-const PTX: [(&str, &str); 6] = [
-    ("cast_f32", include_str!("../../kernels/ptx/cast_f32.ptx")),
-    ("cast_bf16", include_str!("../../kernels/ptx/cast_bf16.ptx")),
-    ("cast_fp16", include_str!("../../kernels/ptx/cast_fp16.ptx")),
-    ("adamw_f32", include_str!("../../kernels/ptx/adamw_f32.ptx")),
-    ("adamw_bf16", include_str!("../../kernels/ptx/adamw_bf16.ptx")),
-    ("adamw_fp16", include_str!("../../kernels/ptx/adamw_fp16.ptx")),
+/// The kernels' PTX.
+const MODULES: [Module; 8] = [
+    portable("cast_f32", include_str!("../../kernels/ptx/cast_f32.ptx")),
+    portable("cast_bf16", include_str!("../../kernels/ptx/cast_bf16.ptx")),
+    portable("cast_fp16", include_str!("../../kernels/ptx/cast_fp16.ptx")),
+    portable("adamw_f32", include_str!("../../kernels/ptx/adamw_f32.ptx")),
+    portable("adamw_bf16", include_str!("../../kernels/ptx/adamw_bf16.ptx")),
+    portable("adamw_fp16", include_str!("../../kernels/ptx/adamw_fp16.ptx")),
+    hardware("hardware_100a", include_str!("../../kernels/ptx/hardware_100a.ptx")),
+    hardware("hardware_103a", include_str!("../../kernels/ptx/hardware_103a.ptx")),
 ];
 
+const fn portable(name: &'static str, ptx: &'static str) -> Module {
+    Module { name, ptx, version: ("7.1", "11.1") }
+}
+
+const fn hardware(name: &'static str, ptx: &'static str) -> Module {
+    Module { name, ptx, version: ("8.8", "12.9") }
+}
 /// Digest of every kernel source as it was when the PTX was made.
 pub const SOURCES: &str = include_str!("../../kernels/ptx/sources.sha256");
 
+/// Where kernels come from.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) enum Origin {
+    /// The PTX of this crate.
+    #[default]
+    Shipped,
+    /// Their sources, compiled for the device; but hardware rounding, which is shipped for its two architectures.
+    #[cfg(feature = "nvrtc")]
+    Compiled,
+}
+
 /// Functions loaded so far. A module is compiled by the driver when its first function is asked for.
 #[derive(Debug, Default)]
-pub(super) struct Modules(Mutex<BTreeMap<String, CudaFunction>>);
+pub(super) struct Modules {
+    origin: Origin,
+    functions: Mutex<BTreeMap<String, CudaFunction>>,
+}
 
 impl Modules {
+    #[cfg(feature = "nvrtc")]
+    pub(super) fn of(origin: Origin) -> Self {
+        Self { origin, functions: Mutex::default() }
+    }
+
     /// The function of this name in this module.
     fn function(&self, gpu: &Gpu, module: &'static str, name: &str) -> Result<CudaFunction, CudaError> {
-        let mut functions = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut functions = self.functions.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(function) = functions.get(name) {
             return Ok(function.clone());
         }
-        let source = PTX.iter().find(|(known, _)| *known == module).map_or("", |(_, source)| source);
-        let loaded = gpu.context().load_module(Ptx::from_src(source)).map_err(|error| match error.0 {
+        let missing = || CudaError::Driver {
+            name: "CUDA_ERROR_NOT_FOUND".into(),
+            message: format!("no kernel {name} in module {module}"),
+        };
+        let shipped = MODULES.iter().find(|known| known.name == module).ok_or_else(missing)?;
+        let (image, text) = self.image(gpu, shipped)?;
+        let loaded = gpu.context().load_module(image).map_err(|error| match error.0 {
             sys::CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
-                CudaError::PtxTooNew { ptx: PTX_VERSION.0, needed: PTX_VERSION.1, driver: driver_version() }
+                let (ptx, needed) = shipped.version;
+                CudaError::PtxTooNew { ptx, needed, driver: driver_version() }
             }
             _ => error.into(),
         })?;
         // Every kernel of the module, so that it is compiled once.
-        for line in source.lines().filter_map(|line| line.strip_prefix(".visible .entry ")) {
+        for line in text.lines().filter_map(|line| line.strip_prefix(".visible .entry ")) {
             let entry = line.trim_end_matches('(');
             functions.insert(entry.into(), loaded.load_function(entry)?);
         }
-        functions.get(name).cloned().ok_or_else(|| CudaError::Driver {
-            name: "CUDA_ERROR_NOT_FOUND".into(),
-            message: format!("no kernel {name} in module {module}"),
-        })
+        functions.get(name).cloned().ok_or_else(missing)
+    }
+
+    /// What the driver loads, and its PTX, which names the kernels.
+    fn image(&self, gpu: &Gpu, shipped: &Module) -> Result<(Ptx, Cow<'static, str>), CudaError> {
+        match self.origin {
+            #[cfg(feature = "nvrtc")]
+            Origin::Compiled if super::nvrtc::MODULES.contains(&shipped.name) => {
+                let compiled = super::nvrtc::compile(shipped.name, gpu.capability()?)?;
+                Ok((Ptx::from_binary(compiled.cubin), compiled.ptx.into()))
+            }
+            _ => {
+                let _ = gpu;
+                Ok((Ptx::from_src(shipped.ptx), shipped.ptx.into()))
+            }
+        }
     }
 }
 
@@ -127,10 +179,25 @@ pub(super) struct StepArguments {
     pub(super) scalars: Scalars,
 }
 
+/// Arguments of the kernels of hardware.cu.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct HardwareArguments {
+    pub(super) x: u64,
+    pub(super) y: u64,
+    pub(super) n: u64,
+    pub(super) group: u32,
+    pub(super) skip: u32,
+    pub(super) vector: u32,
+    pub(super) keys: [u32; 5],
+}
+
 // SAFETY: `repr(C)`, integers and floats alone, in the layout of the struct of the same fields in cast.cu.
 unsafe impl DeviceRepr for CastArguments {}
 // SAFETY: as above, in adamw.cu.
 unsafe impl DeviceRepr for StepArguments {}
+// SAFETY: as above, in hardware.cu.
+unsafe impl DeviceRepr for HardwareArguments {}
 
 const THREADS: u32 = 128;
 
@@ -249,8 +316,9 @@ mod tests {
     #[test]
     fn layouts_are_those_of_the_kernels() {
         assert_eq!((size_of::<CastArguments>(), size_of::<StepArguments>()), (112, 152));
-        for (module, bytes) in [("cast_", 112), ("adamw_", 152)] {
-            for (name, source) in PTX.iter().filter(|(name, _)| name.starts_with(module)) {
+        assert_eq!(size_of::<HardwareArguments>(), 56);
+        for (module, bytes) in [("cast_", 112), ("adamw_", 152), ("hardware_", 56)] {
+            for Module { name, ptx: source, .. } in MODULES.iter().filter(|known| known.name.starts_with(module)) {
                 let entries = source.matches(".visible .entry ").count();
                 let parameters = source.matches(&format!("_param_0[{bytes}]")).count();
                 assert!(

@@ -13,6 +13,10 @@
 //! # Ok::<(), halfulp::cuda::CudaError>(())
 //! ```
 //!
+//! The kernels that a [`Gpu`] takes are those shipped, unless it was asked for others by name: compiled from their sources for
+//! the device at hand (`Gpu::compiled`, feature `nvrtc`), with the same bits; or, for casts on two architectures, the
+//! rounding of the hardware ([`Gpu::hardware_sr_cast`]), with others.
+//!
 //! Calls enqueue work on one stream and return; only [`Gpu::download`] and [`Gpu::synchronize`] wait. Memory that belongs to
 //! somebody else, and somebody else's stream, come in through the `unsafe` entry points, as structs of raw addresses.
 
@@ -20,9 +24,12 @@ mod adamw;
 mod cast;
 mod error;
 mod gpu;
+mod hardware;
 #[cfg(test)]
 mod host_tests;
 mod launch;
+#[cfg(feature = "nvrtc")]
+pub mod nvrtc;
 
 pub use adamw::{AdamW, DeviceParameter, StepMemory};
 pub use cast::{CastMemory, DevicePacked, Source};

@@ -1,15 +1,14 @@
 //! AdamW on CPU memory.
 
 use alloc::collections::BTreeMap;
-use alloc::format;
-use alloc::string::String;
 
 use super::rule::{Scalars, power};
 use super::state::{Moment, Real, States};
 use super::store::{Drawer, MomentMut, Noise};
+use super::tensor::{Entry, Tensor, check};
 use super::{OptimError, Rounding, StepReport};
 use crate::isa::{Isa, Kernel, at_level};
-use crate::random::{BLOCK, Draw, Role, SrStates, tensor_id};
+use crate::random::{BLOCK, Draw, Role, SrStates};
 use crate::threads::join;
 
 /// Hyper-parameters, with the field's usual defaults.
@@ -85,39 +84,31 @@ impl AdamWConfig {
     }
 }
 
-/// One tensor of a step: its id, parameters and gradients.
+/// One tensor of a step, or a part of one: its parameters and gradients.
 #[derive(Debug)]
 pub struct Parameter<'a, P, G> {
-    id: u64,
-    label: Label<'a>,
+    tensor: Tensor<'a>,
     params: &'a mut [P],
     grads: &'a [G],
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Label<'a> {
-    Name(&'a str),
-    Number(u64),
-}
-
-impl Label<'_> {
-    fn text(self) -> String {
-        match self {
-            Self::Name(name) => format!("`{name}`"),
-            Self::Number(number) => format!("{number}"),
-        }
-    }
-}
-
 impl<'a, P: Real, G: Real> Parameter<'a, P, G> {
-    /// A tensor known by name; its id is the name's [`tensor_id`].
+    /// A tensor known by name; its id is the name's [`tensor_id`](crate::random::tensor_id).
     pub fn named(name: &'a str, params: &'a mut [P], grads: &'a [G]) -> Self {
-        Self { id: tensor_id(name), label: Label::Name(name), params, grads }
+        Self { tensor: Tensor::named(name), params, grads }
     }
 
     /// A tensor known by number.
     pub fn numbered(id: u64, params: &'a mut [P], grads: &'a [G]) -> Self {
-        Self { id, label: Label::Number(id), params, grads }
+        Self { tensor: Tensor::numbered(id), params, grads }
+    }
+
+    /// Says that the memory holds the elements from index `first` on of a tensor of `whole` elements, a shard: it gets the
+    /// bits that it would get in the whole. Parts are cut at multiples of 4096 elements, and at the end of the tensor; an
+    /// optimizer steps one part of a tensor, the same in every step.
+    #[must_use]
+    pub fn part(self, first: u64, whole: u64) -> Self {
+        Self { tensor: self.tensor.part(first, whole), ..self }
     }
 }
 
@@ -127,6 +118,8 @@ struct TensorState {
     m: Moment,
     v: Moment,
     age: u64,
+    /// Index of the first element in its tensor.
+    first: u64,
 }
 
 /// AdamW with stored moments of few bits.
@@ -255,7 +248,8 @@ impl AdamW {
     ///
     /// # Errors
     /// [`OptimError::Length`] for gradients of another length than the parameters, or parameters of another length than
-    /// before; [`OptimError::SameTensor`] for two tensors with one id. Nothing is changed then.
+    /// before; [`OptimError::Cut`] and [`OptimError::Part`] for parts that are cut elsewhere than they may be, or than before;
+    /// [`OptimError::SameTensor`] for two tensors with one id. Nothing is changed then.
     pub fn step_tensors<P: Real, G: Real>(
         &mut self,
         tensors: &mut [Parameter<'_, P, G>],
@@ -270,56 +264,42 @@ impl AdamW {
     }
 
     fn check<P: Real, G: Real>(&self, tensors: &[Parameter<'_, P, G>]) -> Result<(), OptimError> {
-        let mut seen = BTreeMap::new();
-        for tensor in tensors {
-            let length = |argument, got| OptimError::Length {
-                argument,
-                tensor: tensor.label.text(),
-                expected: tensor.params.len(),
-                got,
-            };
-            if tensor.grads.len() != tensor.params.len() {
-                return Err(length("grads", tensor.grads.len()));
-            }
-            if let Some(state) = self.tensors.get(&tensor.id).filter(|state| state.m.len() != tensor.params.len()) {
-                return Err(length("state", state.m.len()));
-            }
-            if let Some(first) = seen.insert(tensor.id, tensor.label) {
-                let (first, second) = (first.text(), tensor.label.text());
-                return Err(OptimError::SameTensor { first, second, id: tensor.id });
-            }
-        }
-        Ok(())
+        check(tensors.iter().map(|Parameter { tensor, params, grads }| Entry {
+            tensor: *tensor,
+            params: params.len(),
+            grads: grads.len(),
+            state: self.tensors.get(&tensor.id).map(|state| (state.first, state.m.len())),
+        }))
     }
 
     fn step_tensor<P: Real, G: Real>(&mut self, tensor: &mut Parameter<'_, P, G>) -> Result<StepReport, OptimError> {
         let n = tensor.params.len();
-        let state = self.tensors.entry(tensor.id).or_insert_with(|| TensorState {
+        let (id, first, whole) = (tensor.tensor.id, tensor.tensor.first(), tensor.tensor.whole(n as u64));
+        let state = self.tensors.entry(id).or_insert_with(|| TensorState {
             m: Moment::zeroed(self.formats.m, n),
             v: Moment::zeroed(self.formats.v, n),
             age: 0,
+            first,
         });
         let scalars = self.config.scalars(state.age + 1)?;
         state.age += 1;
         let draws = |rounding, role, sr_states: u64| match rounding {
             Rounding::Nearest => Noise::None,
-            Rounding::Stochastic { seed } => {
-                Noise::Draw(Draw::seeded(seed).step(self.step).tensor(tensor.id).role(role))
-            }
+            Rounding::Stochastic { seed } => Noise::Draw(Draw::seeded(seed).step(self.step).tensor(id).role(role)),
             Rounding::SrStates { seed } => Noise::SrStates(SrStates::seeded(seed).advanced(sr_states)),
         };
         let noise = [
             draws(self.parameters, Role::Parameter, 0),
             draws(self.states, Role::FirstMoment, self.offset),
-            draws(self.states, Role::SecondMoment, self.offset.wrapping_add(n as u64)),
+            draws(self.states, Role::SecondMoment, self.offset.wrapping_add(whole)),
         ];
         if let Rounding::SrStates { .. } = self.states {
-            self.offset = self.offset.wrapping_add(2 * n as u64);
+            self.offset = self.offset.wrapping_add(whole.wrapping_mul(2));
         }
         let [of_m, of_v] = self.formats.encoders();
         let (m, v) = (state.m.memory(of_m.as_ref()), state.v.memory(of_v.as_ref()));
         let work = Step { isa: self.isa, scalars: &scalars, noise: &noise };
-        Ok(work.spread(0, (&mut *tensor.params, tensor.grads, m, v)))
+        Ok(work.spread(first, (&mut *tensor.params, tensor.grads, m, v)))
     }
 }
 

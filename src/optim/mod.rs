@@ -40,6 +40,7 @@ mod adamw;
 mod rule;
 mod state;
 mod store;
+mod tensor;
 
 pub use adamw::{AdamW, AdamWConfig, Parameter};
 pub use rule::Scalars;
@@ -50,6 +51,8 @@ pub use state::{Moment, ParseStateFormatError, Real, StateFormat, States};
 pub(crate) use store::BlockEncoder;
 #[cfg(feature = "stall")]
 pub(crate) use store::{Drawer, Noise, StoreBlocks};
+#[cfg(feature = "cuda")]
+pub(crate) use tensor::{Entry, Tensor, check};
 
 use alloc::string::String;
 use core::ops::AddAssign;
@@ -68,7 +71,8 @@ pub enum Rounding {
     },
     /// Stochastically, with the words of the Python package `sr-states` in its layout: the first moment draws at counters
     /// `offset + i`, the second at `offset + n + i`, and the offset moves on by `2n` for each tensor and step. Parameters
-    /// are rounded to nearest. For comparison; see [`SrStates`](crate::random::SrStates) for its limits.
+    /// are rounded to nearest. For comparison, on the CPU alone: a GPU refuses it. See
+    /// [`SrStates`](crate::random::SrStates) for its limits.
     ///
     /// Stored moments equal the package's wherever its f32 arithmetic is that of this crate. It is not where the compiler
     /// behind the package fuses a multiplication and an addition that [`Scalars::step`] does not, or the other way round.
@@ -144,6 +148,32 @@ pub enum OptimError {
         expected: usize,
         /// What came.
         got: usize,
+    },
+    /// A part of a tensor that is not cut at a multiple of 4096 elements, or at the end of the tensor.
+    #[error(
+        "{argument} of the part of tensor {tensor}: expected a multiple of 4096 or the end of the tensor, the nearest {below} and {above}, got {got}"
+    )]
+    Cut {
+        /// Which cut: the first element or the end.
+        argument: &'static str,
+        /// The tensor, by name or number.
+        tensor: String,
+        /// The nearest cut below.
+        below: u64,
+        /// The nearest cut above.
+        above: u64,
+        /// What came.
+        got: u64,
+    },
+    /// Another part of a tensor than was stepped before.
+    #[error("part of tensor {tensor}: expected element {expected} first, as in the steps before, got {got}")]
+    Part {
+        /// The tensor, by name or number.
+        tensor: String,
+        /// First element of the part with a state.
+        expected: u64,
+        /// What came.
+        got: u64,
     },
     /// Two tensors of one call with the same id.
     #[error("tensor: expected different ids in one step, got {first} and {second} with the same id {id:#018x}")]

@@ -11,7 +11,7 @@ use super::OptimError;
 #[cfg(feature = "cuda")]
 use crate::format::Scales;
 use crate::format::{BlockError, BlockFormat, BlockScale, BlockVec, Format};
-use crate::round::lanes::{Bf16, Decide, Target, Target32};
+use crate::round::lanes::{Decide, Target, Target32};
 use crate::round::{Overflow, Source};
 
 /// What a moment is stored as.
@@ -317,13 +317,14 @@ impl Store for f32 {
 }
 
 impl Store for bf16 {
-    type Target = Bf16;
-    fn target() -> Bf16 {
-        Bf16::new(Overflow::Ieee)
-    }
+    type Target = ();
+    fn target() {}
     #[inline(always)]
-    fn store<D: Decide>(target: &Bf16, x: f32, draw: D::Draw) -> Self {
-        Self::from_bits(target.code::<D>(canonical(x), draw).code as u16)
+    fn store<D: Decide>((): &(), x: f32, draw: D::Draw) -> Self {
+        // A carry takes the largest magnitude to infinity, and cannot reach the sign; infinities and the canonical NaN have
+        // nothing below the cut and stay.
+        let bits = canonical(x);
+        Self::from_bits((bits.wrapping_add(D::addend(draw, bits >> 16 & 1)) >> 16) as u16)
     }
 }
 

@@ -47,8 +47,13 @@ impl AddAssign for Lost {
 pub trait Target: Copy + Send + Sync {
     /// The bits of a source value.
     type Word: Copy + Default;
-    /// The code of the value with these bits.
+    /// The code of the value with these bits. Where it [lost](Coded::lost) anything, [`certain`](Self::certain) has the say.
     fn code<D: Decide>(&self, word: Self::Word, draw: D::Draw) -> Coded;
+    /// The code, and what it lost besides precision.
+    #[inline(always)]
+    fn certain<D: Decide>(&self, word: Self::Word, draw: D::Draw) -> Coded {
+        self.code::<D>(word, draw)
+    }
 }
 
 /// The bits of an f32 or an f64, which hold every source value.
@@ -107,6 +112,8 @@ pub trait Decide {
     fn up64(draw: Self::Draw, frac: u64, odd: u64) -> bool;
     /// What is added to the bits of an f32 so that a carry out of the low 16 is "up".
     fn addend(draw: Self::Draw, odd: u32) -> u32;
+    /// The draw as the high bits of a fraction, and below them the middle of what they leave open; `None` if not drawn.
+    fn noise(draw: Self::Draw) -> Option<u32>;
 }
 
 /// To nearest, ties to the even code.
@@ -127,6 +134,10 @@ impl Decide for NearestEven {
     fn addend((): (), odd: u32) -> u32 {
         0x7FFF + odd
     }
+    #[inline(always)]
+    fn noise((): ()) -> Option<u32> {
+        None
+    }
 }
 
 /// Stochastically, with 16-bit draws.
@@ -146,6 +157,10 @@ impl Decide for Draws16 {
     fn addend(draw: u16, _: u32) -> u32 {
         draw.into()
     }
+    #[inline(always)]
+    fn noise(draw: u16) -> Option<u32> {
+        Some(u32::from(draw) << 16 | 0x8000)
+    }
 }
 
 /// Stochastically, with 32-bit draws.
@@ -164,6 +179,10 @@ impl Decide for Draws32 {
     #[inline(always)]
     fn addend(draw: u32, _: u32) -> u32 {
         draw >> 16
+    }
+    #[inline(always)]
+    fn noise(draw: u32) -> Option<u32> {
+        Some(draw)
     }
 }
 
@@ -236,7 +255,7 @@ macro_rules! lanes {
             nan: $word,
             nan_sign: $word,
             payload: $word,
-            /// 2^(1 - min_exponent), which takes the smallest normal value to that of the source, or 0; for the kernels.
+            /// `2^(1 - min_exponent)`, which takes the smallest normal value to that of the source, or 0; for the kernels.
             unit: $word,
         }
 
@@ -335,6 +354,67 @@ macro_rules! lanes {
 lanes! { Target32, u32, fraction 23, bias 127, up up32 }
 lanes! { Target64, u64, fraction 52, bias 1023, up up64 }
 
+/// A plain target from f32 whose stochastic rounding is one addition.
+///
+/// In units where the target's subnormals are those of f32, every value has its code above the same number of dropped bits.
+/// Noise of as many bits is added to them and the sum cut. Subnormals lose what lies below the unit, and the noise its low
+/// bits: together less than two units, so that only a sum of ones throughout is in doubt. That, and what is too large or NaN, is
+/// left to the lanes of any plain target.
+#[derive(Clone, Copy, Debug)]
+pub struct Scaled32 {
+    any: Target32<true>,
+    /// What the word of a normal value is above its code and dropped bits.
+    offset: i32,
+    /// Units in 1, as f32.
+    units: f32,
+    dropped: u32,
+    /// The first sum of what is too large.
+    end: i32,
+}
+
+impl Scaled32 {
+    /// `None` where `units` is no normal f32, infinity would not be too large, or doubt would be frequent.
+    fn new(any: Target32<true>) -> Option<Self> {
+        let dropped = any.drop;
+        if !(24..=254).contains(&any.min_exponent) || dropped < 18 {
+            return None;
+        }
+        let offset = (any.min_exponent - 1) << 23;
+        let end = (any.max_code + 1) << dropped;
+        (end <= 0x7F80_0000 - offset).then_some(Self {
+            any,
+            offset: offset as i32,
+            units: f32::from_bits((277 - any.min_exponent) << 23),
+            dropped,
+            end: end as i32,
+        })
+    }
+}
+
+impl Target for Scaled32 {
+    type Word = u32;
+    #[inline(always)]
+    fn code<D: Decide>(&self, bits: u32, draw: D::Draw) -> Coded {
+        let Some(noise) = D::noise(draw) else { return self.any.code::<D>(bits, draw) };
+        let magnitude = bits & 0x7FFF_FFFF;
+        // The smallest normal value has 2^23 units. The product is exact, or below a unit.
+        const NORMAL: f32 = (1 << 23) as f32;
+        let units = f32::from_bits(magnitude) * self.units;
+        let units = if units < NORMAL { units } else { NORMAL };
+        // SAFETY: between 0 and 2^23, also for NaN.
+        let units: i32 = unsafe { units.to_int_unchecked() };
+        let sum = units.max(magnitude as i32 - self.offset) + (noise >> (32 - self.dropped)) as i32;
+        let doubt = (sum ^ (sum + 1)) as u32 >> self.dropped;
+        let sign = bits >> (31 - self.any.sign_shift) & 1 << self.any.sign_shift;
+        let unsure = doubt | (sum >= self.end) as u32;
+        Coded { code: sum as u32 >> self.dropped | sign, nan: 0, overflow: unsure, negative: 0 }
+    }
+    #[inline(always)]
+    fn certain<D: Decide>(&self, bits: u32, draw: D::Draw) -> Coded {
+        self.any.code::<D>(bits, draw)
+    }
+}
+
 /// Whether a format is signed, has a zero and keeps no payload.
 const fn is_plain(format: Format) -> bool {
     format.is_signed() && format.has_zero() && !format.keeps_payload()
@@ -354,7 +434,11 @@ impl Word for u32 {
         if format == Format::BF16 && scale == 0 {
             Some(work.run(Bf16::new(overflow)))
         } else if is_plain(format) {
-            Some(work.run(Target32::<true>::new(format, scale, overflow)?))
+            let plain = Target32::<true>::new(format, scale, overflow)?;
+            Some(match Scaled32::new(plain) {
+                Some(scaled) => work.run(scaled),
+                None => work.run(plain),
+            })
         } else {
             Some(work.run(Target32::<false>::new(format, scale, overflow)?))
         }
@@ -382,5 +466,67 @@ impl Target32<false> {
     /// negatives become 0 if it is unsigned.
     pub(crate) fn is_plain_on_gpu(&self, format: Format) -> bool {
         self.unit > 0 && format.has_zero() && self.fraction_bits >= 1 && self.negative == 0
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::super::{Mode, RandomBits, round_scaled};
+    use super::*;
+
+    /// The first draw whose code is another than that of draw 0, or the largest draw.
+    pub(crate) fn first_up(code: impl Fn(u32) -> u32) -> u32 {
+        let (mut down, mut up) = (0, u32::MAX);
+        while down < up {
+            let middle = down + (up - down) / 2;
+            if code(middle) == code(0) { down = middle + 1 } else { up = middle }
+        }
+        up
+    }
+
+    /// The shortest lanes right where a decision turns: the draws around the first that goes up, and any, for values of every
+    /// exponent. Counts the decisions that the lanes left, of draws where one turns and of any.
+    struct Turns(Format, i32);
+
+    impl WithTarget<u32> for Turns {
+        type Output = [u32; 2];
+        fn run(self, target: impl Target<Word = u32>) -> [u32; 2] {
+            let Self(format, scale) = self;
+            let (mut left, mut state) = ([0; 2], 1u32);
+            for i in 0..30_000u32 {
+                state = state.wrapping_mul(0x915F_77F5).wrapping_add(0x2545_F491);
+                let word = if i % 4 == 0 { state } else { state & 0x807F_FFFF | (110 + (state >> 9) % 30) << 23 };
+                let x = f32::from_bits(word);
+                let code = |r| {
+                    round_scaled(x, scale, format, Mode::Stochastic(RandomBits::of32(r)), Overflow::Saturate).into()
+                };
+                let up = first_up(code);
+                let any = state.rotate_left(7);
+                for draw in [up.wrapping_sub(1), up, up.wrapping_add(1), any] {
+                    let (fast, certain) = (target.code::<Draws32>(word, draw), target.certain::<Draws32>(word, draw));
+                    assert_eq!(certain.code, code(draw), "{format} {scale} {word:#x} {draw:#x}");
+                    if fast.lost() == 0 {
+                        assert_eq!(fast.code, certain.code, "{format} {scale} {word:#x} {draw:#x}");
+                    } else {
+                        left[usize::from(draw == any)] += u32::from(certain.lost() == 0);
+                    }
+                }
+            }
+            left
+        }
+    }
+
+    #[test]
+    fn short_lanes_decide_or_decline() {
+        for (_, format) in Format::NAMED.iter().filter(|(_, format)| *format != Format::BF16) {
+            for scale in [-20, 0, 9, 90] {
+                let Some(left) = u32::with_target(*format, scale, Overflow::Saturate, Turns(*format, scale)) else {
+                    continue;
+                };
+                let [turning, any] = left;
+                assert_eq!(turning > 1000, is_plain(*format), "{format} {scale}: {turning}");
+                assert!(any < 5, "{format} {scale}: {any}");
+            }
+        }
     }
 }

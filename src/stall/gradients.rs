@@ -6,7 +6,7 @@ use core::ops::Range;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-use super::simulation::{SimulationError, within};
+use super::error::{StallError, check};
 
 /// The law of a coordinate's gradients, for a coordinate of variance 1; those of others are scaled. One draw a step,
 /// independent of all others.
@@ -58,15 +58,15 @@ impl Variances {
         }
     }
 
-    pub(super) fn check(&self) -> Result<(), SimulationError> {
+    pub(super) fn check(&self) -> Result<(), StallError> {
         // No square of a gradient, the rarest of a heavy tail included, overflows f32.
         let variance = |variance: f64| {
-            within("variances", "numbers from 1e-15 to 1e15", variance, (1e-15..=1e15).contains(&variance))
+            check((1e-15..=1e15).contains(&variance), "variances", "numbers from 1e-15 to 1e15", variance)
         };
         match self {
             Self::Equal(low) | Self::Binade(low) => variance(*low),
             Self::Listed(list) => {
-                within("variances", "a list of 1 or more", 0.0, !list.is_empty())?;
+                check(!list.is_empty(), "variances", "a list of 1 or more", 0.0)?;
                 list.iter().try_for_each(|&listed| variance(listed))
             }
         }
@@ -74,13 +74,13 @@ impl Variances {
 }
 
 impl Law {
-    pub(super) fn check(self) -> Result<(), SimulationError> {
+    pub(super) fn check(self) -> Result<(), StallError> {
         match self {
             Self::VarianceChange { factor, .. } => {
-                within("factor", "a number from 1e-6 to 1e6", factor, (1e-6..=1e6).contains(&factor))
+                check((1e-6..=1e6).contains(&factor), "factor", "a number from 1e-6 to 1e6", factor)
             }
             Self::StudentT { freedom } => {
-                within("freedom", "a finite number above 2", freedom, freedom > 2.0 && freedom.is_finite())
+                check(freedom > 2.0 && freedom.is_finite(), "freedom", "a finite number above 2", freedom)
             }
             _ => Ok(()),
         }
@@ -150,7 +150,8 @@ impl Law {
                 [radius * cos, radius * sin]
             }
             Self::StudentT { freedom } => [(); 2].map(|()| {
-                let radius = (libm::pow(positive_unit(stream), -2.0 / freedom) - 1.0).sqrt();
+                // U^(-2/freedom) - 1, which would be lost against 1 for many degrees of freedom.
+                let radius = libm::expm1(-2.0 / freedom * libm::log(positive_unit(stream))).sqrt();
                 // The variance of Student's t is freedom / (freedom - 2).
                 (freedom - 2.0).sqrt() * radius * libm::cos(TAU * unit(stream.next_u64()))
             }),

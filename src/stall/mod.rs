@@ -33,7 +33,24 @@
 //! arXiv:2603.16731. The probability of stochastic rounding in closed form, averages over the mantissa, both tails for
 //! `rho < 1` and the law of the noise are derived here.
 //!
-//! Beside the model: [`Simulation`] feeds moments with random gradients of a known law, [`State`] is a moment stored in any
+//! # First moments
+//!
+//! The model is one of second moments. A first moment moves by `(1 - beta1)(g - m)` around a mean that mostly is 0: it has no
+//! mantissa to be near, and no closed form. [`Simulation`] estimates how often it stalls, which is not often at
+//! `beta1 = 0.9`: in 0.4 % of the steps in BF16, 6 % in E4M3 and 36 % in E2M1, the last two under block scales.
+//!
+//! ```
+//! use halfulp::{Format, random::Role, stall::{Scaling, Simulation, Storage}};
+//! let storage = Storage::nearest(Format::E4M3).scaled(Scaling::PowerOfTwo { block: 128 });
+//! let m = Simulation { role: Role::FirstMoment, beta: 0.9, storage, ..Simulation::default() };
+//! let share = m.run()?.checkpoints[0].window.share();
+//! assert!((share - 0.06).abs() < 0.005);
+//! # Ok::<(), halfulp::stall::SimulationError>(())
+//! ```
+//!
+//! # Beside the model
+//!
+//! [`Simulation`] feeds moments with random gradients of a known law, [`State`] is a moment stored in any
 //! format with any scaling, and [`Comparison`] counts, in the states of a real step, who stalled and who moved.
 
 mod error;
@@ -51,8 +68,8 @@ pub use gradients::{Law, Variances};
 pub use meter::{Comparison, MeterError, StallCounts, StateView};
 pub use noise::{Noise, noise};
 pub use probability::{
-    EffectiveDecay, Probability, average_probability, effective_decay, probability, probability_at_mantissa,
-    probability_since_reset, ratchet_threshold, rho,
+    EffectiveDecay, Probability, average_probability, average_probability_since_reset, effective_decay, probability,
+    probability_at_mantissa, probability_since_reset, ratchet_threshold, rho,
 };
 pub use reset::{
     AdaptiveReset, RESET_THRESHOLD, reset_period, reset_period_with_threshold, startup_window,

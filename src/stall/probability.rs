@@ -39,8 +39,29 @@ impl Average {
 
     /// The probabilities `age` steps after a reset.
     pub(super) fn since_reset(self, age: u64) -> Probability {
-        let filled = -expm1(age as f64 * log(self.beta2)); // 1 - beta2^age
-        Probability::of(self.rho(), filled)
+        Probability::of(self.rho(), self.filled(age))
+    }
+
+    /// `1 - beta2^age`.
+    fn filled(self, age: u64) -> f64 {
+        -expm1(age as f64 * log(self.beta2))
+    }
+
+    /// The probabilities averaged over a log-uniform mantissa, with `v = filled * s^2`.
+    fn over_mantissas(self, filled: f64) -> Probability {
+        let rho = self.rho_at_one();
+        // In x = rho/m, dm/m = -dx/x. Where 1 - x or 1 - 2x reaches 0 the probability has a root's corner.
+        let corners = [0.5, 1.0].into_iter().filter(|x| (rho / 2.0..rho).contains(x));
+        let places: Vec<f64> = once(rho / 2.0).chain(corners).chain([rho]).collect();
+        let mean =
+            |share: fn(Probability) -> f64| integrate_pieces(&places, |x| share(Probability::of(x, filled)) / x) / LN_2;
+        let [nearest_moves, stochastic_moves] = [mean(|p| p.nearest_moves), mean(|p| p.stochastic_moves)];
+        Probability {
+            nearest: 1.0 - nearest_moves,
+            stochastic: 1.0 - stochastic_moves,
+            nearest_moves,
+            stochastic_moves,
+        }
     }
 }
 
@@ -186,18 +207,7 @@ pub fn probability_at_mantissa(format: Format, beta2: f64, mantissa: f64) -> Res
 /// # Errors
 /// [`StallError::Range`] if `beta2` is not between 0 and 1.
 pub fn average_probability(format: Format, beta2: f64) -> Result<Probability, StallError> {
-    let rho = Average::new(format, beta2)?.rho_at_one();
-    // In x = rho/m, dm/m = -dx/x. Where 1 - x or 1 - 2x reaches 0 the probability has a root's corner.
-    let corners = [0.5, 1.0].into_iter().filter(|x| (rho / 2.0..rho).contains(x));
-    let places: Vec<f64> = once(rho / 2.0).chain(corners).chain([rho]).collect();
-    let mean = |share: fn(Probability) -> f64| integrate_pieces(&places, |x| share(Probability::of(x, 1.0)) / x) / LN_2;
-    let [nearest_moves, stochastic_moves] = [mean(|p| p.nearest_moves), mean(|p| p.stochastic_moves)];
-    Ok(Probability {
-        nearest: 1.0 - nearest_moves,
-        stochastic: 1.0 - stochastic_moves,
-        nearest_moves,
-        stochastic_moves,
-    })
+    Average::new(format, beta2).map(|average| average.over_mantissas(1.0))
 }
 
 /// [`probability`] `age` steps after a reset to zero, where `v` is near `s^2 (1 - beta2^age)`.
@@ -209,6 +219,14 @@ pub fn average_probability(format: Format, beta2: f64) -> Result<Probability, St
 /// [`StallError::Range`] if `beta2` is not between 0 and 1.
 pub fn probability_since_reset(format: Format, beta2: f64, age: u64) -> Result<Probability, StallError> {
     Average::new(format, beta2).map(|average| average.since_reset(age))
+}
+
+/// [`probability_since_reset`] averaged over a log-uniform mantissa, as [`average_probability`] is.
+///
+/// # Errors
+/// [`StallError::Range`] if `beta2` is not between 0 and 1.
+pub fn average_probability_since_reset(format: Format, beta2: f64, age: u64) -> Result<Probability, StallError> {
+    Average::new(format, beta2).map(|average| average.over_mantissas(average.filled(age)))
 }
 
 /// The average that a stalling state computes in effect.

@@ -122,6 +122,8 @@ pub fn reset_period_with_threshold(format: Format, beta2: f64, threshold: f64) -
 /// The reset rule fed by what is measured: the share of stored values that a step left equal, in place of the model's `S(j)`
 /// of [`reset_period_with_threshold`].
 ///
+/// [`StallCounts::share`](super::StallCounts::share) measures it, or
+/// [`same_code_share`](super::StallCounts::same_code_share) under scales that move every step, where no value compares equal.
 /// The share is taken as it comes, not relative to a stationary one. A state that never stalls in more than the threshold is
 /// never reset.
 ///
@@ -145,7 +147,7 @@ pub struct AdaptiveReset {
     beta2: f64,
     threshold: f64,
     age: u64,
-    /// Of `max(0, (share - threshold)/(1 - threshold))` since the reset.
+    /// See [`sum`](Self::sum).
     sum: f64,
 }
 
@@ -168,6 +170,25 @@ impl AdaptiveReset {
         Ok(Self { beta2, threshold, age: 0, sum: 0.0 })
     }
 
+    /// The rule as it stood at an age: what its getters gave, say before a checkpoint. It goes on as if nothing had happened.
+    ///
+    /// ```
+    /// use halfulp::stall::AdaptiveReset;
+    /// let mut rule = AdaptiveReset::new(0.999)?;
+    /// rule.observe(0.95)?;
+    /// let (beta2, threshold, age, sum) = (rule.beta2(), rule.threshold(), rule.age(), rule.sum());
+    /// assert_eq!(AdaptiveReset::restored(beta2, threshold, age, sum)?, rule);
+    /// # Ok::<(), halfulp::stall::StallError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`with_threshold`](Self::with_threshold), and if `sum` is not at least 0 and at most `age`: each step adds at most 1.
+    pub fn restored(beta2: f64, threshold: f64, age: u64, sum: f64) -> Result<Self, StallError> {
+        let rule = Self::with_threshold(beta2, threshold)?;
+        check((0.0..=age as f64).contains(&sum), "sum", "at least 0 and at most the age", sum)?;
+        Ok(Self { age, sum, ..rule })
+    }
+
     /// Takes in the stalled share of one more step; whether the state is now to be reset.
     ///
     /// # Errors
@@ -182,14 +203,32 @@ impl AdaptiveReset {
         (self.age, self.sum) = (0, 0.0);
     }
 
+    /// The decay of the second moment.
+    #[must_use]
+    pub const fn beta2(&self) -> f64 {
+        self.beta2
+    }
+
+    /// The part of stalling that costs nothing.
+    #[must_use]
+    pub const fn threshold(&self) -> f64 {
+        self.threshold
+    }
+
     /// Steps taken in since the start or the last restart.
     #[must_use]
-    pub fn age(&self) -> u64 {
+    pub const fn age(&self) -> u64 {
         self.age
     }
 
+    /// The loss through stalling, summed over these steps: `max(0, (stalled - threshold)/(1 - threshold))` of each.
+    #[must_use]
+    pub const fn sum(&self) -> f64 {
+        self.sum
+    }
+
     fn add(&mut self, stalled: f64) -> bool {
-        self.age += 1;
+        self.age = self.age.saturating_add(1);
         self.sum += ((stalled - self.threshold) / (1.0 - self.threshold)).max(0.0);
         due(self.beta2, self.age, self.sum)
     }

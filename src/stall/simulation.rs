@@ -2,6 +2,7 @@
 
 use core::ops::Range;
 
+use super::error::{StallError, check};
 use super::gradients::{Gradients, Law, Variances};
 use super::meter::{Comparison, StallCounts, StateView};
 use super::state::{Scaling, State, Storage};
@@ -83,15 +84,8 @@ impl Default for Simulation {
 #[non_exhaustive]
 pub enum SimulationError {
     /// A number out of its range.
-    #[error("{argument}: expected {expected}, got {got}")]
-    Argument {
-        /// Its name.
-        argument: &'static str,
-        /// Its range.
-        expected: &'static str,
-        /// What came.
-        got: f64,
-    },
+    #[error(transparent)]
+    Range(#[from] StallError),
     /// A choice that does not go with the others.
     #[error("{argument}: not supported: {reason}")]
     Unsupported {
@@ -116,16 +110,6 @@ pub enum SimulationError {
         /// The first two that are out of order, or what there is.
         got: Vec<u64>,
     },
-}
-
-/// Whether an argument lies within its range.
-pub(super) fn within(
-    argument: &'static str,
-    expected: &'static str,
-    got: f64,
-    ok: bool,
-) -> Result<(), SimulationError> {
-    if ok { Ok(()) } else { Err(SimulationError::Argument { argument, expected, got }) }
 }
 
 /// The updates of a window in one direction: sums over its steps, averaged over coordinates, in units of a coordinate's
@@ -265,8 +249,8 @@ impl Simulation {
 
     fn check(&self) -> Result<(), SimulationError> {
         self.storage.check(self.role)?;
-        within("beta", "0 <= beta < 1", self.beta, (0.0..1.0).contains(&self.beta))?;
-        within("coordinates", "1 or more", self.coordinates as f64, self.coordinates > 0)?;
+        check((0.0..1.0).contains(&self.beta), "beta", "0 <= beta < 1", self.beta)?;
+        check(self.coordinates > 0, "coordinates", "1 or more", self.coordinates as f64)?;
         self.variances.check()?;
         self.law.check()?;
         let before = [0].into_iter().chain(self.checkpoints.iter().copied());

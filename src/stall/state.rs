@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use super::error::check;
 use super::meter::StateView;
-use super::simulation::{SimulationError, within};
+use super::simulation::SimulationError;
 use crate::cast::Cast;
 use crate::format::{BlockScale, Format};
 use crate::isa::{Isa, at_level};
@@ -108,7 +109,7 @@ impl Storage {
         {
             return unsupported("scaling", "values that are scaled lie within the normal range of f32");
         }
-        within("block", "1 element or more", 0.0, self.scaling.block() != Some(0))
+        Ok(check(self.scaling.block() != Some(0), "block", "1 element or more", 0.0)?)
     }
 }
 
@@ -132,8 +133,8 @@ pub struct State {
     role: Role,
     tensor: u64,
     first: u64,
-    /// The value of every code.
-    decoded: Arc<[f32]>,
+    /// The value of every code. Of a format wider than f32, scales bring back into it what no f32 holds.
+    decoded: Arc<[f64]>,
     codes: Vec<u16>,
     scales: Vec<f32>,
     values: Vec<f32>,
@@ -145,11 +146,10 @@ impl State {
     ///
     /// # Errors
     /// [`SimulationError::Unsupported`] for another role than the two moments, an unsigned format for a first moment, scales in
-    /// f32, or [`Rounding::SrStates`]; [`SimulationError::Argument`] for blocks of no elements.
+    /// f32, or [`Rounding::SrStates`]; [`SimulationError::Range`] for blocks of no elements.
     pub fn zeroed(storage: Storage, role: Role, n: usize) -> Result<Self, SimulationError> {
         storage.check(role)?;
-        let decoded =
-            storage.format.map_or([].into(), |format| format.values().map(|(_, value)| value as f32).collect());
+        let decoded = storage.format.map_or([].into(), |format| format.values().map(|(_, value)| value).collect());
         let (codes, scales, values) = (Vec::new(), Vec::new(), Vec::new());
         let empty = Self { storage, role, tensor: 0, first: 0, decoded, codes, scales, values };
         Ok(empty.restarted(&vec![0.0; n]))
@@ -167,7 +167,8 @@ impl State {
         Self { first, ..self }
     }
 
-    /// The values, exact but for the rounding of code times scale to f32 under [`Scaling::Amax`].
+    /// The values: code times scale, rounded to f32 once. That is exact but under [`Scaling::Amax`] and beyond the range of
+    /// f32.
     #[must_use]
     pub fn values(&self) -> &[f32] {
         &self.values
@@ -240,9 +241,9 @@ impl State {
         let decoded = &self.decoded[..=mask];
         let block = self.storage.scaling.block().unwrap_or(self.codes.len()).max(1);
         for (b, (codes, values)) in self.codes.chunks(block).zip(self.values.chunks_mut(block)).enumerate() {
-            let scale = self.scales.get(b).copied().unwrap_or(1.0);
+            let scale = self.scales.get(b).copied().map_or(1.0, f64::from);
             for (value, &code) in values.iter_mut().zip(codes) {
-                *value = decoded[usize::from(code) & mask] * scale;
+                *value = (decoded[usize::from(code) & mask] * scale) as f32;
             }
         }
     }

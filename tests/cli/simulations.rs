@@ -2,7 +2,7 @@
 
 use halfulp::Format;
 use halfulp::random::Role;
-use halfulp::stall::{Checkpoint, Law, Scaling, Simulation, Start, Storage, Variances};
+use halfulp::stall::{self, Checkpoint, Law, Scaling, Simulation, Start, Storage, Variances};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -93,6 +93,35 @@ fn json_holds_what_the_library_says() {
     assert_eq!((&printed["beta"], &printed["scaling"]["block"]), (&0.5.into(), &128.into()));
 }
 
+/// The model beside the measurement, where it has something to say.
+#[test]
+fn predictions_stand_beside_measurements() {
+    let near = |value: &Value, expected: f64| {
+        let got = value.as_f64().unwrap();
+        assert!((got - expected).abs() <= 1e-14, "{got} {expected}");
+    };
+    let stochastic = json("--format e4m3 --steps 200 --coordinates 300");
+    let share = stall::average_probability(Format::E4M3, 0.999).unwrap().stochastic;
+    near(&stochastic["predicted_variance"], stall::noise(Format::E4M3, 0.999).unwrap().still_grid);
+    for checkpoint in stochastic["checkpoints"].as_array().unwrap() {
+        near(&checkpoint["predicted"], share);
+        // 20 steps of 300 coordinates: five standard errors are 0.007.
+        assert!((checkpoint["window"]["stalled"].as_f64().unwrap() - share).abs() < 0.007, "{checkpoint}");
+    }
+    let nearest = json("--rounding nearest --start zero --steps 20 --coordinates 1");
+    assert_eq!(nearest["predicted_variance"], Value::Null);
+    for checkpoint in nearest["checkpoints"].as_array().unwrap() {
+        let age = checkpoint["step"].as_u64().unwrap() - 1;
+        let share = stall::average_probability_since_reset(Format::BF16, 0.999, age).unwrap().nearest;
+        near(&checkpoint["predicted"], share);
+    }
+    for unknown in ["--beta1 0.9", "--beta2 0", "--format f32", "--law constant", "--format e4m3 --scaling amax"] {
+        let printed = json(&format!("{unknown} --steps 1 --coordinates 1"));
+        let predicted = [&printed["predicted_variance"], &printed["checkpoints"][0]["predicted"]];
+        assert_eq!(predicted, [&Value::Null; 2], "{unknown}");
+    }
+}
+
 #[test]
 fn text_is_a_table_that_threads_do_not_change() {
     let directory = TempDir::new().unwrap();
@@ -107,8 +136,8 @@ fn text_is_a_table_that_threads_do_not_change() {
     assert_eq!(lines[4].split_whitespace().collect::<Vec<_>>().join(" "), "scaling block 128, scale power of two");
     let first: Vec<&str> = lines[11].split_whitespace().collect();
     // Of 8 bits rounded to nearest nearly nothing moves, and no decrease at all.
-    assert_eq!((first.len(), first[0]), (9, "4"));
-    assert!(first[1].parse::<f64>().unwrap() > 0.999 && first[8] == "0.00000", "{first:?}");
+    assert_eq!((first.len(), first[0], first[3]), (10, "4", "1.00000"));
+    assert!(first[1].parse::<f64>().unwrap() > 0.999 && first[9] == "0.00000", "{first:?}");
     assert_eq!(lines.iter().filter(|line| line.trim_start().starts_with(|c: char| c.is_ascii_digit())).count(), 10);
 }
 
@@ -125,6 +154,7 @@ fn errors() {
         ("--steps 0", "0 is not in 1..=1000000000"),
         ("--coordinates 0", "0 is not in 1.."),
         ("--block 0", "0 is not in 1.."),
+        ("--block 2000000", "2000000 is not in 1..=1048576"),
         ("--law cauchy", "expected constant, gaussian, change:AFTER:FACTOR or student-t:FREEDOM"),
         ("--law student-t", "expected constant, gaussian"),
         ("--law student-t:2", "freedom: expected a finite number above 2, got 2"),

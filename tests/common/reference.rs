@@ -248,14 +248,15 @@ pub(crate) struct Run {
     pub(crate) states: States,
     pub(crate) rounding: Rounding,
     pub(crate) parameters: Rounding,
+    pub(crate) weight_decay: f64,
     pub(crate) isa: Isa,
 }
 
 impl Run {
     /// Holds the optimizer to the reference under gradients by step and element. Returns the NaN blocks of the last step.
     pub(crate) fn compare<P: Value, G: Value>(self, mut gradient: impl FnMut(u64, usize) -> f32) -> u64 {
-        let Self { n, steps, states, rounding, parameters, isa } = self;
-        let config = AdamWConfig { lr: 0.1, weight_decay: 0.1, ..AdamWConfig::default() };
+        let Self { n, steps, states, rounding, parameters, weight_decay, isa } = self;
+        let config = AdamWConfig { lr: 0.1, weight_decay, ..AdamWConfig::default() };
         let mut inputs = Inputs(n as u64);
         let start: Vec<P> = (0..n).map(|_| P::of(inputs.next() as i32 as f32 * 1e-9)).collect();
         let mut opt = AdamW::new(config, states, rounding).unwrap().parameter_rounding(parameters).unwrap().isa(isa);

@@ -9,7 +9,7 @@ use std::fmt;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
-use serde_json::{Value, json};
+use serde::ser::{Serialize, SerializeMap, Serializer};
 
 /// The longest header that safetensors reads.
 pub(crate) const MAX_HEADER: usize = 100_000_000;
@@ -104,23 +104,53 @@ impl<T> Entry<T> {
     }
 }
 
+/// A header to be written, its entries sorted by name: no copy of it in memory but the text.
+struct Tensors<'a, T> {
+    entries: &'a [&'a Entry<T>],
+    metadata: &'a BTreeMap<String, String>,
+}
+
+impl<T> Serialize for Tensors<'_, T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        const METADATA: &str = "__metadata__";
+        let mut map = serializer.serialize_map(Some(self.entries.len() + 1))?;
+        let (before, after) = self.entries.split_at(self.entries.partition_point(|entry| *entry.name < *METADATA));
+        let write = |map: &mut S::SerializeMap, entries: &[&Entry<T>]| {
+            entries.iter().try_for_each(|entry| map.serialize_entry(&entry.name, &Tensor(entry)))
+        };
+        write(&mut map, before)?;
+        map.serialize_entry(METADATA, self.metadata)?;
+        write(&mut map, after)?;
+        map.end()
+    }
+}
+
+/// What a header says of one tensor.
+struct Tensor<'a, T>(&'a Entry<T>);
+
+impl<T> Serialize for Tensor<'_, T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(3))?;
+        map.serialize_entry("data_offsets", &[self.0.at, self.0.at + self.0.bytes as u64])?;
+        map.serialize_entry("dtype", &self.0.dtype)?;
+        map.serialize_entry("shape", &self.0.shape)?;
+        map.end()
+    }
+}
+
 /// Lays tensors out by descending alignment of the dtype, then by name, as safetensors does, without gaps. Gives the start
 /// of the file up to the data, which begin at a multiple of 8, and the length of the whole file.
 pub(crate) fn lay_out<T>(entries: &mut [Entry<T>], metadata: &BTreeMap<String, String>) -> (Vec<u8>, u64) {
     entries.sort_by(|a, b| b.dtype.cmp(&a.dtype).then_with(|| a.name.cmp(&b.name)));
     let mut end = 0;
-    let mut header: BTreeMap<&str, Value> = BTreeMap::new();
     for entry in &mut *entries {
         entry.at = end as u64;
         end += entry.bytes;
-        let offsets = [end - entry.bytes, end];
-        header.insert(
-            &entry.name,
-            json!({ "data_offsets": offsets, "dtype": entry.dtype.to_string(), "shape": entry.shape }),
-        );
     }
-    header.insert("__metadata__", json!(metadata));
-    let mut json = serde_json::to_vec(&header).expect("keys are strings");
+    let mut names: Vec<&Entry<T>> = entries.iter().collect();
+    names.sort_by(|a, b| a.name.cmp(&b.name));
+    let mut json = serde_json::to_vec(&Tensors { entries: &names, metadata }).expect("keys are strings");
+    drop(names);
     json.resize(json.len().next_multiple_of(8), b' ');
     let mut start = (json.len() as u64).to_le_bytes().to_vec();
     start.append(&mut json);

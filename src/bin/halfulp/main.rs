@@ -42,10 +42,8 @@ fn main() -> ExitCode {
     };
     let result = match command {
         Command::Cast(args) => cast::run(&args),
-        Command::Simulate(args) => {
-            simulate::run(&args).and_then(|text| printed(io::stdout().lock().write_all(text.as_bytes())))
-        }
-        Command::Formats => printed(formats::print(&mut io::stdout().lock())),
+        Command::Simulate(args) => simulate::run(&args, &mut io::stdout().lock()),
+        Command::Formats => formats::print(&mut io::stdout().lock()).map_err(Error::Print),
         Command::Predict(args) => predict::run(&args, &mut io::stdout().lock()),
     };
     match result {
@@ -53,14 +51,6 @@ fn main() -> ExitCode {
         // Nobody reads on: no reason to complain.
         Err(Error::Print(source)) if source.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => fail(&error.to_string()),
-    }
-}
-
-fn printed(result: io::Result<()>) -> Result<(), Error> {
-    match result {
-        // Nobody reads on: no reason to complain.
-        Err(source) if source.kind() != io::ErrorKind::BrokenPipe => Err(Error::Print(source)),
-        _ => Ok(()),
     }
 }
 

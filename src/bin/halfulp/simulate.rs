@@ -1,11 +1,14 @@
 //! `halfulp simulate`: moments fed with random gradients, stored in a format.
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 
 use halfulp::Format;
 use halfulp::optim::Rounding;
 use halfulp::random::Role;
-use halfulp::stall::{Checkpoint, Law, Report, Scaling, Simulation, Start, Storage, Variances};
+use halfulp::stall::{
+    Checkpoint, Law, Report, Scaling, Simulation, StallError, Start, Storage, Variances, average_probability,
+    average_probability_since_reset, noise,
+};
 use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 use serde_json::{Value, json};
 
@@ -16,8 +19,9 @@ use crate::options::{Round, pool};
 ///
 /// Each coordinate is an exponential moving average of random gradients (of their squares for second moments), stored after
 /// each step. The variances of the gradients are spread evenly over a binade, so that every mantissa has its turn. Prints,
-/// for ten or so steps along the way, who stalled (the stored value reads as before the step) and how far the moments are
-/// off; in units of a coordinate's variance, or of its standard deviation for first moments.
+/// for ten or so steps along the way, who stalled (the stored value reads as before the step) beside what the model of
+/// `halfulp predict` says, and how far the moments are off; in units of a coordinate's variance, or of its standard deviation
+/// for first moments, of which there is no model.
 ///
 /// The numbers depend on these options alone, not on threads or the machine.
 #[derive(clap::Args)]
@@ -48,8 +52,8 @@ pub(crate) struct Args {
     /// How values are scaled [default: power-of-two for 8 bits or fewer]
     #[arg(long, value_enum)]
     scaling: Option<ScalingName>,
-    /// Elements that share a scale
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Elements that share a scale, up to 2^20; each of them takes half a kilobyte of memory
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     block: u32,
     /// Where moments start: at zero, as an optimizer's, or at the exact moment
     #[arg(long, value_enum, default_value_t = StartName::Exact)]
@@ -151,13 +155,51 @@ impl Args {
     }
 }
 
-/// Runs, and gives what there is to print.
-pub(crate) fn run(args: &Args) -> Result<String, Error> {
+/// What the stalling model says of a simulation.
+struct Prediction {
+    /// The stalled share after each checkpoint's step, averaged over mantissas as the simulation is.
+    stalled: Vec<f64>,
+    /// The variance in the long run, under stochastic rounding.
+    variance: Option<f64>,
+}
+
+impl Prediction {
+    /// None for what the model does not know: first moments, no memory, nothing rounded or nothing random, and a grid that
+    /// moves, on which no value compares equal.
+    fn of(simulation: &Simulation) -> Result<Option<Self>, StallError> {
+        let Simulation { role, beta, storage, law, start, .. } = simulation;
+        let known = *role == Role::SecondMoment && *beta > 0.0 && *law != Law::Constant;
+        let still = !matches!(storage.scaling, Scaling::Amax { .. });
+        let Some(format) = storage.format.filter(|_| known && still) else { return Ok(None) };
+        let nearest = storage.rounding == Rounding::Nearest;
+        let stationary = average_probability(format, *beta)?;
+        let stalled = simulation.checkpoints.iter().map(|&step| {
+            let share = match start {
+                // A step starts from the age before it.
+                Start::Zero => average_probability_since_reset(format, *beta, step - 1)?,
+                _ => stationary,
+            };
+            Ok(if nearest { share.nearest } else { share.stochastic })
+        });
+        let stalled = stalled.collect::<Result<_, StallError>>()?;
+        let variance = if nearest { None } else { Some(noise(format, *beta)?.still_grid) };
+        Ok(Some(Self { stalled, variance }))
+    }
+}
+
+/// Runs and prints.
+pub(crate) fn run(args: &Args, out: &mut impl Write) -> Result<(), Error> {
     let simulation = args.simulation();
     let progress = progress(u64::from(args.coordinates) * args.steps);
     let report = pool(args.threads)?.install(|| simulation.run_with_progress(|steps| progress.inc(steps)))?;
     progress.finish_and_clear();
-    Ok(if args.json { format!("{:#}\n", numbers(&simulation, &report)) } else { text(&simulation, &report) })
+    let prediction = Prediction::of(&simulation)?;
+    let printed = if args.json {
+        writeln!(out, "{:#}", numbers(&simulation, &report, prediction.as_ref()))
+    } else {
+        out.write_all(text(&simulation, &report, prediction.as_ref()).as_bytes())
+    };
+    printed.map_err(Error::Print)
 }
 
 /// A bar on stderr where that is a terminal.
@@ -198,14 +240,15 @@ fn description(simulation: &Simulation) -> [(&'static str, Value); 9] {
     ]
 }
 
-fn numbers(simulation: &Simulation, report: &Report) -> Value {
+fn numbers(simulation: &Simulation, report: &Report, prediction: Option<&Prediction>) -> Value {
     let share = |share: f64| if share.is_nan() { Value::Null } else { json!(share) };
-    let checkpoint = |checkpoint: &Checkpoint| {
+    let checkpoint = |(i, checkpoint): (usize, &Checkpoint)| {
         let Checkpoint { step, stalls, window, never_moved, mean, variance, exact, correction, up, down, .. } =
             checkpoint;
         json!({
             "step": step,
             "stalled": share(stalls.share()),
+            "predicted": prediction.map(|prediction| prediction.stalled[i]),
             "window": {
                 "stalled": share(window.share()),
                 "same_code": share(window.same_code_share()),
@@ -221,11 +264,12 @@ fn numbers(simulation: &Simulation, report: &Report) -> Value {
     };
     let mut all: serde_json::Map<_, _> =
         description(simulation).into_iter().map(|(name, value)| (name.into(), value)).collect();
-    all.insert("checkpoints".into(), report.checkpoints.iter().map(checkpoint).collect());
+    all.insert("predicted_variance".into(), json!(prediction.and_then(|prediction| prediction.variance)));
+    all.insert("checkpoints".into(), report.checkpoints.iter().enumerate().map(checkpoint).collect());
     all.into()
 }
 
-fn text(simulation: &Simulation, report: &Report) -> String {
+fn text(simulation: &Simulation, report: &Report, prediction: Option<&Prediction>) -> String {
     let mut text = String::new();
     for (name, value) in description(simulation) {
         let value = match value {
@@ -240,15 +284,16 @@ fn text(simulation: &Simulation, report: &Report) -> String {
         text += &format!("{name:<12} {value}\n");
     }
     text += &format!(
-        "\n{:>10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>10} {:>10}\n",
-        "step", "stalled", "window", "no move", "mean", "exact", "deviation", "up", "down"
+        "\n{:>10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>10} {:>10}\n",
+        "step", "stalled", "window", "predicted", "no move", "mean", "exact", "deviation", "up", "down"
     );
-    for checkpoint in &report.checkpoints {
+    for (i, checkpoint) in report.checkpoints.iter().enumerate() {
         let Checkpoint { step, stalls, window, never_moved, mean, variance, exact, up, down, .. } = checkpoint;
         text += &format!(
-            "{step:>10} {:>9.5} {:>9.5} {never_moved:>9.5} {mean:>9.5} {exact:>9.5} {:>9.5} {:>10} {:>10}\n",
+            "{step:>10} {:>9.5} {:>9.5} {:>9} {never_moved:>9.5} {mean:>9.5} {exact:>9.5} {:>9.5} {:>10} {:>10}\n",
             stalls.share(),
             window.share(),
+            prediction.map_or("-".into(), |prediction| format!("{:.5}", prediction.stalled[i])),
             variance.sqrt(),
             delivered(up.delivered, up.proposed),
             delivered(down.delivered, down.proposed),
@@ -257,6 +302,11 @@ fn text(simulation: &Simulation, report: &Report) -> String {
     text +=
         "\nstalled: in this step; window: in all steps since the line before; no move: coordinates that never moved\n";
     text += "deviation: standard deviation over coordinates; up, down: share delivered of the increases and decreases proposed\n";
+    if let Some(Prediction { variance, .. }) = prediction {
+        text += "predicted: stalled, averaged over mantissas, for Gaussian gradients and a moment near their variance";
+        let deviation = variance.map(|variance| format!("; deviation in the long run: {:.5}", variance.sqrt()));
+        text += &(deviation.unwrap_or_default() + "\n");
+    }
     text
 }
 
