@@ -144,11 +144,6 @@ FN void any_block(const Step &s, u64 b, u32 lane) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) blocks_any(const __grid_constant__ Step s) {
-    u64 b = (u64)blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
-    if (b << s.log_block < s.n) any_block(s, b, threadIdx.x % WARP);
-}
-
 // How four parameters of type P are stored in words.
 template <class P, class D> struct Parameters;
 template <class D> struct Parameters<F32, D> {
@@ -266,7 +261,7 @@ template <class P, class DP, class G, class M, class V, class D, int EACH> FN vo
 }
 
 #define ENTRY(name, P, DP, G, M, V, D, EACH)                                                                           \
-    extern "C" __global__ void __launch_bounds__(THREADS, EACH == 8 ? 9 : 7) name(const __grid_constant__ Step s) {    \
+    extern "C" __global__ void __launch_bounds__(THREADS, EACH == 8 ? 8 : 6) name(const __grid_constant__ Step s) {    \
         blocks<P, DP, G, M, V, D, EACH>(s);                                                                            \
     }
 
@@ -281,6 +276,16 @@ template <class P, class DP, class G, class M, class V, class D, int EACH> FN vo
     FORMATS(name##_e5m2_ue5m3, P, DP, G, E5M2, UE5M3, EACH)                                                            \
     FORMATS(name##_e2m1_ue2m2nz, P, DP, G, E2M1, UE2M2Nz, EACH)
 
+#if defined(SOURCE_ANY)
+extern "C" __global__ void __launch_bounds__(THREADS) blocks_any(const __grid_constant__ Step s) {
+    u64 b = (u64)blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
+    if (b << s.log_block < s.n) any_block(s, b, threadIdx.x % WARP);
+}
+#elif defined(SOURCE_F32)
 PAIRS(blocks_f32_f32, F32, NearestEven, F32, 8)
+#elif defined(SOURCE_BF16)
 PAIRS(blocks_bf16n_bf16, BF16, NearestEven, BF16, 16)
 PAIRS(blocks_bf16s_bf16, BF16, Draws16, BF16, 16)
+#else
+#error "define the parameters: SOURCE_F32, SOURCE_BF16 or SOURCE_ANY"
+#endif
