@@ -301,3 +301,20 @@ fn supported(argument: &'static str, rounding: Rounding) -> Result<(), CudaError
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formats_without_kernels_are_refused() {
+        for format in [StateFormat::F32, StateFormat::Bf16] {
+            assert_eq!(unscaled(format.into()).unwrap(), format);
+        }
+        let mixed = States { m: StateFormat::Bf16, v: StateFormat::F32 };
+        for states in [States::FP4, StateFormat::E4M3.into(), States { m: StateFormat::Bf16, ..States::FP4 }, mixed] {
+            let message = "states: not supported: kernels have both moments in f32 or both in BF16";
+            assert_eq!(unscaled(states).unwrap_err().to_string(), message);
+        }
+    }
+}
