@@ -313,7 +313,7 @@ mod tests {
         }
         let mixed = States { m: StateFormat::Bf16, v: StateFormat::F32 };
         for states in [States::FP4, StateFormat::E4M3.into(), States { m: StateFormat::Bf16, ..States::FP4 }, mixed] {
-            let message = "states: not supported: kernels have both moments in f32 or both in BF16";
+            let message = "states: not supported on a GPU: kernels have both moments in f32 or both in BF16";
             assert_eq!(unscaled(states).unwrap_err().to_string(), message);
         }
     }

@@ -9,8 +9,8 @@ use crate::cast::Code;
 use crate::format::{BlockFormat, BlockScale, Decoder, Format, Scales, pack};
 use crate::isa::{Isa, Kernel, at_level};
 use crate::random::{BLOCK, Draw, Generator, Role, Sealed, SrStates, Width, Words};
-use crate::round::Overflow;
 use crate::round::lanes::{Decide, Draws16, NearestEven, Target, Target32, Target64};
+use crate::round::{Overflow, SourceLanes};
 
 /// Where the draws of one stored value come from.
 #[derive(Clone, Copy)]
@@ -393,9 +393,7 @@ impl Kernel for Widen<'_> {
     type Output = ();
     #[inline(always)]
     fn run(self) {
-        for (value, x) in self.values.iter_mut().zip(self.x) {
-            *value = f32::from_bits(u32::from(x.to_bits()) << 16);
-        }
+        bf16::words(self.x, bytemuck::cast_slice_mut(self.values));
     }
 }
 
