@@ -9,8 +9,8 @@ use crate::cast::Code;
 use crate::format::{BlockFormat, BlockScale, Decoder, Format, Scales, pack};
 use crate::isa::{Isa, Kernel, at_level};
 use crate::random::{BLOCK, Draw, Generator, Role, Sealed, SrStates, Width, Words};
+use crate::round::Overflow;
 use crate::round::lanes::{Decide, Draws16, NearestEven, Target, Target32, Target64};
-use crate::round::{Overflow, SourceLanes};
 
 /// Where the draws of one stored value come from.
 #[derive(Clone, Copy)]
@@ -383,17 +383,17 @@ impl Kernel for Load<'_, '_> {
     }
 }
 
-/// Reads a piece of BF16.
-struct Widen<'a> {
-    x: &'a [bf16],
+/// Reads an unscaled piece of fewer than 32 bits.
+struct Widen<'a, T> {
+    x: &'a [T],
     values: &'a mut [f32],
 }
 
-impl Kernel for Widen<'_> {
+impl<T: Real> Kernel for Widen<'_, T> {
     type Output = ();
     #[inline(always)]
     fn run(self) {
-        bf16::words(self.x, bytemuck::cast_slice_mut(self.values));
+        T::words(self.x, bytemuck::cast_slice_mut(self.values));
     }
 }
 

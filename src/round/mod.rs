@@ -24,8 +24,8 @@
 mod element;
 pub(crate) mod lanes;
 
+pub(crate) use element::encode;
 pub use element::{Source, round, round_f32, round_f64, round_scaled};
-pub(crate) use element::{SourceLanes, encode};
 
 use crate::format::Format;
 
