@@ -167,21 +167,15 @@ template <> struct Parameters<BF16, Draws16> {
     }
 };
 
-// The code of x at the top of a word. One moment is a first, the other a second one.
-template <class T, class D, bool SECOND> FN u32 code_top(float x, Near n, u32 draw) {
-    u32 bits = Carried<D>::template bits<T>(x, n, draw);
-    if (SECOND && T::ZERO && x > 0.0f) bits = bits > T::ONE ? bits : T::ONE;
-    bits <<= 9 + T::P - T::BITS;
-    return T::SIGNED ? bits | (bits_of(x) & 0x80000000u) : bits;
-}
-
-// Four codes, the first lowest, as the top half or quarter of a word whose rest moves down.
+// Four codes as a word, or half of one, the first lowest.
 template <class T, class D, bool SECOND> FN u32 four_codes(const float *x, Near n, const Word &w) {
-    u32 c[4];
-    UNROLL for (int i = 0; i < 4; i++) c[i] = code_top<T, D, SECOND>(x[i], n, draw16(w, i));
-    if (T::BITS == 8) return __byte_perm(__byte_perm(c[0], c[1], 0x73), __byte_perm(c[2], c[3], 0x73), 0x5410);
-    u32 codes = 0;
-    UNROLL for (int i = 3; i >= 0; i--) codes = __funnelshift_l(c[i], codes, 4);
+    u32 c[4], codes = 0;
+    UNROLL for (int i = 0; i < 4; i++) c[i] = code_near<T, D, SECOND>(x[i], n, draw16(w, i));
+    if (T::BITS == 8) {
+        codes = __byte_perm(__byte_perm(c[0], c[1], 0x73), __byte_perm(c[2], c[3], 0x73), 0x5410);
+    } else {
+        UNROLL for (int i = 3; i >= 0; i--) codes = pushed<T>(codes, c[i]);
+    }
     return codes;
 }
 template <class T, int EACH> FN void put_codes(u32 (&w)[EACH * T::BITS / 32], int quad, u32 codes) {

@@ -64,15 +64,16 @@ template <class T> FN float placed(u32 word, int i) {
 // The value of code i of a word.
 template <class T> FN float decode(u32 word, int i, Unit u) { return placed<T>(word, i) * u.first * u.second; }
 
-// Encoding: whether `code_near` serves a block, and what that multiplies by. `code_far` serves every block that is not NaN.
+// Blocks up to BIAS beyond the scale 1 are near: one factor takes codes to values, and its inverse takes values to codes.
 template <class T> FN bool is_near(u32 scale) { return scale <= 127u + T::BIAS; }
 struct Near {
-    float unit, inverse;
+    float encode, decode;
 };
 template <class T> FN Near near_unit(u32 scale) {
     Near n = {power_of_two(127 + T::BIAS - (int)scale), power_of_two((int)scale + 127 - T::BIAS)};
     return n;
 }
+template <class T> FN float decode_near(u32 word, int i, Near n) { return placed<T>(word, i) * n.decode; }
 
 // Below code 1 of a format without zero a ulp is half as long, and begins at code 0; what lies below that is code 0.
 template <class T> FN u32 folded(u32 bits) {
@@ -87,30 +88,37 @@ template <class D> struct Carried;
 template <> struct Carried<Draws16> {
     template <class T> FN_MEMBER u32 bits(float x, Near n, u32 draw) {
         // Cut off toward zero, the product lies in the same of the 2^17 parts of a ulp: 23 - P bits are more than 17.
-        return folded<T>(bits_of(product_down(fabsf(x), n.unit))) + (draw << (7 - T::P) | 1u << (6 - T::P));
+        return folded<T>(bits_of(product_down(fabsf(x), n.encode))) + (draw << (7 - T::P) | 1u << (6 - T::P));
     }
 };
 template <> struct Carried<NearestEven> {
     template <class T> FN_MEMBER u32 bits(float x, Near n, u32) {
         // What is cut off is told by an odd last bit.
-        float y = product_down(fabsf(x), n.unit);
-        u32 bits = folded<T>(bits_of(y) | (u32)(y * n.inverse != fabsf(x)));
+        float y = product_down(fabsf(x), n.encode);
+        u32 bits = folded<T>(bits_of(y) | (u32)(y * n.decode != fabsf(x)));
         return bits + (T::ONE / 2 - 1) + (bits >> (23 - T::P) & 1);
     }
 };
 
-// The code of x, a first moment or (SECOND) a second one, which keeps above zero what is above zero.
+// The code of x, a first moment or (SECOND) a second one, which is not negative and keeps above zero what is above zero. The
+// code stands at the top of the word, with anything below it.
 template <class T, class D, bool SECOND> FN u32 code_near(float x, Near n, u32 draw) {
     u32 bits = Carried<D>::template bits<T>(x, n, draw);
-    if (SECOND && T::ZERO) bits = x > 0.0f && bits < T::ONE ? T::ONE : bits;
-    u32 result = bits >> (23 - T::P);
-    return T::SIGNED ? result | bits_of(x) >> 31 << (T::BITS - 1) : result;
+    if (SECOND && T::ZERO && x > 0.0f) bits = bits > T::ONE ? bits : T::ONE;
+    if (!T::SIGNED) return bits << (9 - T::E);
+    // No carry reaches the sign: |x| is at most the largest value.
+    return bits << (8 - T::E) | (bits_of(x) & 0x80000000u);
 }
 
+// The same, for the scales of all blocks that are not NaN.
 template <class T, class D, bool SECOND> FN u32 code_far(float x, u32 scale, u32 draw) {
     const Target unscaled = {T::P, 23 - T::P, 128 - T::BIAS, T::MAX, T::MAX, T::BITS - 1, !T::SIGNED, 0,
                              T::ZERO ? 0 : (u32)(128 - T::BIAS - T::P) << 23, T::MAX, 0, 0, 0};
     // Exact, but for what is too far below the smallest value to be rounded up.
     u32 result = code<D>(unscaled, bits_of(x * power_of_two(254 - (int)scale)), draw);
-    return SECOND && T::ZERO && x > 0.0f && result == 0 ? 1 : result;
+    result = SECOND && T::ZERO && x > 0.0f && result == 0 ? 1 : result;
+    return result << (32 - T::BITS);
 }
+
+// Puts a code in front of those in a word: the last code of a word comes first.
+template <class T> FN u32 pushed(u32 word, u32 code) { return funnel(word, code, T::BITS); }

@@ -11,9 +11,10 @@
 //   3, scalars (10), n, (p, g, m, v) n times            p, m, v of `adamw`, canonical
 //   4, n, codes (n)                                     widened from BF16, then from FP16
 //   5, element, decision, second, block, n, (bits, draw) n times
-//                                                       moments in blocks: of each block, the code of its scale; then its
-//                                                       codes by `code_near` (all ones where that does not serve), by
-//                                                       `code_far`, and the values of the latter
+//                                                       moments in blocks: of each whole block, the code of its scale; if
+//                                                       that is not NaN, whether it is near; then, word by word, the codes
+//                                                       by `code_near` if it is and by `code_far`, and of each of these the
+//                                                       value by `decode_near` if it is and by `decode`
 // An element is 0 (E4M3), 1 (E5M2), 2 (UE5M3), 3 (UE4M4), 4 (E2M1), 5 (UE2M2Nz). A decision is 0 (nearest), 16 or 32 (stochastic with so many bits).
 #include <algorithm>
 #include <cstdio>
@@ -75,24 +76,31 @@ template <class T, class D, bool SECOND> static void blocks() {
     const u32 block = next();
     std::vector<u32> in(2 * (size_t)next());
     for (u32 &word : in) word = next();
+    const size_t each = 32 / T::BITS; // to a word
     for (size_t first = 0; first < in.size(); first += 2 * block) {
-        const size_t end = std::min(in.size(), first + 2 * block);
         u32 amax = 0;
-        for (size_t i = first; i < end; i += 2) amax = std::max(amax, in[i] & 0x7FFFFFFF);
+        for (size_t i = 0; i < block; i++) amax = std::max(amax, in[first + 2 * i] & 0x7FFFFFFF);
         const u32 scale = scale_code<T>(amax);
         out.push_back(scale);
         if (scale == NAN_SCALE) continue;
         const bool near = is_near<T>(scale);
-        for (size_t i = first; i < end; i += 2) {
-            const float x = float_of(in[i]);
-            out.push_back(near ? code_near<T, D, SECOND>(x, near_unit<T>(scale), in[i + 1]) : ~0u);
-        }
-        const size_t codes = out.size();
-        for (size_t i = first; i < end; i += 2) out.push_back(code_far<T, D, SECOND>(float_of(in[i]), scale, in[i + 1]));
-        for (size_t i = codes; i < codes + (end - first) / 2; i++) {
-            // From each place in a word.
-            const int place = i % (32 / T::BITS);
-            out.push_back(bits_of(decode<T>(out[i] << (T::BITS * place), place, unit<T>(scale))));
+        const Near n = near_unit<T>(near ? scale : 127);
+        const Unit u = unit<T>(scale);
+        out.push_back(near);
+        for (size_t i = 0; i < block; i += each) {
+            u32 by_near = 0, by_far = 0;
+            for (size_t j = each; j-- > 0;) {
+                const float x = float_of(in[first + 2 * (i + j)]);
+                const u32 draw = in[first + 2 * (i + j) + 1];
+                by_near = pushed<T>(by_near, code_near<T, D, SECOND>(x, n, draw));
+                by_far = pushed<T>(by_far, code_far<T, D, SECOND>(x, scale, draw));
+            }
+            out.push_back(near ? by_near : by_far);
+            out.push_back(by_far);
+            for (size_t j = 0; j < each; j++) {
+                out.push_back(bits_of(near ? decode_near<T>(by_far, j, n) : decode<T>(by_far, j, u)));
+                out.push_back(bits_of(decode<T>(by_far, j, u)));
+            }
         }
     }
 }

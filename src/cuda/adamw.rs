@@ -468,3 +468,24 @@ fn supported(argument: &'static str, rounding: Rounding) -> Result<(), CudaError
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formats_without_kernels_are_refused() {
+        let bf16 = StateFormat::Bf16;
+        for states in [bf16.into(), StateFormat::E4M3.into(), States::FP4, States { m: bf16, ..States::FP4 }] {
+            assert_eq!(log_block(states).unwrap(), if states.has_blocks() { 7 } else { 8 });
+        }
+        let fine = StateFormat::UE4M4.block(32).unwrap();
+        for (states, message) in [
+            (States { m: StateFormat::E4M3, v: fine }, "kernels have both moments in blocks of one size"),
+            (States { m: bf16, v: fine.amax() }, "scales in f32 are for the CPU, to compare with"),
+        ] {
+            let message = format!("states: not supported on a GPU: {message}");
+            assert_eq!(log_block(states).unwrap_err().to_string(), message);
+        }
+    }
+}

@@ -337,6 +337,7 @@ impl Step<'_> {
         let Self { isa, scalars, noise } = *self;
         let [mut draws_p, mut draws_m, mut draws_v] = noise.each_ref().map(Drawer::new);
         let [mut room_m, mut room_v, mut new_m, mut new_v] = [[0f32; BLOCK]; 4];
+        let mut rooms = Rooms { p: [0; BLOCK], g: [0; BLOCK], new_p: [0.0; BLOCK] };
         let mut report = StepReport::default();
         for (b, (p, g)) in p.chunks_mut(BLOCK).zip(g.chunks(BLOCK)).enumerate() {
             let (at, n) = (b * BLOCK, p.len());
@@ -344,7 +345,8 @@ impl Step<'_> {
             let (new_m, new_v) = (&mut new_m[..n], &mut new_v[..n]);
             let index = first + at as u64;
             let (old_m, old_v) = (m.values(isa, &mut room_m), v.values(isa, &mut room_v));
-            at_level(isa, Rule { scalars, index, p, g, old: [old_m, old_v], new: [new_m, new_v], draws: &mut draws_p });
+            let (old, new) = ([old_m, old_v], [&mut *new_m, &mut *new_v]);
+            at_level(isa, Rule { scalars, index, p, g, old, new, draws: &mut draws_p, rooms: &mut rooms });
             report.nan_blocks += m.store(isa, &mut draws_m, index, new_m) + v.store(isa, &mut draws_v, index, new_v);
         }
         report
@@ -360,25 +362,45 @@ struct Rule<'a, P, G> {
     old: [&'a [f32]; 2],
     new: [&'a mut [f32]; 2],
     draws: &'a mut Drawer,
+    rooms: &'a mut Rooms,
+}
+
+/// Parameters and gradients as f32 bits, where they are not already, and new parameters.
+struct Rooms {
+    p: [u32; BLOCK],
+    g: [u32; BLOCK],
+    new_p: [f32; BLOCK],
 }
 
 impl<P: Real, G: Real> Kernel for Rule<'_, P, G> {
     type Output = ();
     #[inline(always)]
     fn run(self) {
-        let Self { scalars, index, p, g, old: [old_m, old_v], new: [new_m, new_v], draws } = self;
+        let Self { scalars, index, p, g, old: [old_m, old_v], new: [new_m, new_v], draws, rooms } = self;
         let (scalars, n) = (*scalars, p.len());
-        let mut rooms = [[0u32; BLOCK]; 2];
-        let mut new_p = [0f32; BLOCK];
-        let [room_p, room_g] = &mut rooms;
-        let (words_p, words_g) = (&P::words(p, room_p)[..n], &G::words(g, room_g)[..n]);
-        let (old_m, old_v, new_m, new_v) = (&old_m[..n], &old_v[..n], &mut new_m[..n], &mut new_v[..n]);
-        let new_p = &mut new_p[..n];
-        for i in 0..n {
-            let [p, g] = [words_p[i], words_g[i]].map(f32::from_bits);
-            [new_p[i], new_m[i], new_v[i]] = scalars.step(p, g, old_m[i], old_v[i]);
-        }
+        let (words_p, words_g) = (&P::words(p, &mut rooms.p)[..n], &G::words(g, &mut rooms.g)[..n]);
+        let new_p = &mut rooms.new_p[..n];
+        apply(&scalars, [words_p, words_g], [old_m, old_v], new_p, new_m, new_v);
         draws.write(index, new_p, p);
+    }
+}
+
+/// A function of its own for its arguments, of which the compiler then knows that none overlaps another.
+#[inline(always)]
+fn apply(
+    scalars: &Scalars,
+    [p, g]: [&[u32]; 2],
+    [m, v]: [&[f32]; 2],
+    new_p: &mut [f32],
+    new_m: &mut [f32],
+    new_v: &mut [f32],
+) {
+    let n = new_p.len();
+    let (p, g, m, v) = (&p[..n], &g[..n], &m[..n], &v[..n]);
+    let (new_m, new_v) = (&mut new_m[..n], &mut new_v[..n]);
+    for i in 0..n {
+        let [p, g] = [p[i], g[i]].map(f32::from_bits);
+        [new_p[i], new_m[i], new_v[i]] = scalars.step(p, g, m[i], v[i]);
     }
 }
 

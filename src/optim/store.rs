@@ -383,19 +383,17 @@ impl Kernel for Load<'_, '_> {
     }
 }
 
-/// Reads a piece of BF16.
-struct Widen<'a> {
-    x: &'a [bf16],
+/// Reads an unscaled piece of fewer than 32 bits.
+struct Widen<'a, T> {
+    x: &'a [T],
     values: &'a mut [f32],
 }
 
-impl Kernel for Widen<'_> {
+impl<T: Real> Kernel for Widen<'_, T> {
     type Output = ();
     #[inline(always)]
     fn run(self) {
-        for (value, x) in self.values.iter_mut().zip(self.x) {
-            *value = f32::from_bits(u32::from(x.to_bits()) << 16);
-        }
+        T::words(self.x, bytemuck::cast_slice_mut(self.values));
     }
 }
 
