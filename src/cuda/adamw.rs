@@ -242,17 +242,19 @@ impl AdamW {
         let length = |n: u64| usize::try_from(n).map_err(|_| CudaError::OutOfMemory { bytes: usize::MAX });
         let mut entries = Vec::with_capacity(list.len());
         for Listed { tensor, memory, grads } in list {
-            let StepMemory { params, params_type, grads: grads_at, grads_type, n, .. } = *memory;
-            aligned("params", params, params_type.bytes())?;
-            aligned("grads", grads_at, grads_type.bytes())?;
-            disjoint(&[
-                ("params", params, n.saturating_mul(params_type.bytes())),
-                ("grads", grads_at, n.saturating_mul(grads_type.bytes())),
-            ])?;
             let state = self.tensors.get(&tensor.id).map(|state| (state.first, state.n as usize));
-            entries.push(Entry { tensor: *tensor, params: length(n)?, grads: *grads, state });
+            entries.push(Entry { tensor: *tensor, params: length(memory.n)?, grads: *grads, state });
         }
+        // Lengths first: memory overlaps or not over the length that it has.
         check(entries.into_iter())?;
+        for Listed { memory: StepMemory { params, params_type, grads, grads_type, n, .. }, .. } in list {
+            aligned("params", *params, params_type.bytes())?;
+            aligned("grads", *grads, grads_type.bytes())?;
+            disjoint(&[
+                ("params", *params, n.saturating_mul(params_type.bytes())),
+                ("grads", *grads, n.saturating_mul(grads_type.bytes())),
+            ])?;
+        }
         let mut made = Vec::new();
         for Listed { tensor, memory, .. } in list.iter().filter(|listed| !self.tensors.contains_key(&listed.tensor.id))
         {
