@@ -14,7 +14,7 @@ use std::time::Instant;
 use cudarc::driver::{CudaGraph, sys};
 use halfulp::cast::Cast;
 use halfulp::cuda::{AdamW, CastMemory, DeviceVec, ElementType, Gpu, StepMemory};
-use halfulp::optim::{AdamWConfig, Rounding, StateFormat};
+use halfulp::optim::{AdamWConfig, Rounding, StateFormat, States};
 use halfulp::random::Draws;
 use halfulp::round::{Mode, Overflow, round};
 use halfulp::{Draw, Format, bf16};
@@ -142,16 +142,17 @@ fn adamw(
     gpu: &Gpu,
     n: usize,
     types: Types,
-    format: StateFormat,
+    formats: impl Into<States>,
     states: Rounding,
     params: Rounding,
 ) -> Result<Case, Error> {
+    let formats = formats.into();
     let (size, element) = match types {
         Types::Wide => (4, ElementType::F32),
         Types::Narrow => (2, ElementType::Bf16),
     };
-    let bytes = (3 * size * n + 4 * format.bytes(n)) as f64;
-    let mut opt = AdamW::new(gpu, AdamWConfig::default(), format, states)?.parameter_rounding(params)?;
+    let bytes = (3 * size * n + 2 * formats.bytes(n)) as f64;
+    let mut opt = AdamW::new(gpu, AdamWConfig::default(), formats, states)?.parameter_rounding(params)?;
     let mut keep: Vec<(DeviceVec<f32>, DeviceVec<bf16>)> = vec![];
     let mut memory = vec![];
     for id in 0..sets(bytes) as u64 {
@@ -177,6 +178,9 @@ fn adamw(
     Ok(case(bytes, Box::new(call)))
 }
 
+/// Moments of 8 bits, in blocks of 128.
+const FP8: States = States { m: StateFormat::E4M3, v: StateFormat::UE4M4 };
+
 /// Names and makers of the cases at 2^k elements.
 fn make(gpu: &Gpu, name: &str) -> Result<Case, Error> {
     let (kind, k) = name.rsplit_once('@').ok_or("a case is NAME@LOG2")?;
@@ -198,6 +202,14 @@ fn make(gpu: &Gpu, name: &str) -> Result<Case, Error> {
         "adamw-20-nearest" => adamw(gpu, n, Types::Wide, bf16, near, near),
         "adamw-14-stochastic" => adamw(gpu, n, Types::Narrow, bf16, r, r),
         "adamw-14-nearest" => adamw(gpu, n, Types::Narrow, bf16, near, near),
+        "adamw-16-stochastic" => adamw(gpu, n, Types::Wide, FP8, r, near),
+        "adamw-16-nearest" => adamw(gpu, n, Types::Wide, FP8, near, near),
+        "adamw-10-stochastic" => adamw(gpu, n, Types::Narrow, FP8, r, near),
+        "adamw-10-nearest" => adamw(gpu, n, Types::Narrow, FP8, near, near),
+        "adamw-10-all-stochastic" => adamw(gpu, n, Types::Narrow, FP8, r, r),
+        "adamw-8-stochastic" => adamw(gpu, n, Types::Narrow, States::FP4, r, near),
+        "adamw-8-nearest" => adamw(gpu, n, Types::Narrow, States::FP4, near, near),
+        "adamw-8-all-stochastic" => adamw(gpu, n, Types::Narrow, States::FP4, r, r),
         "adamw-28" => adamw(gpu, n, Types::Wide, StateFormat::F32, near, near),
         _ => Err(format!("no case {name}").into()),
     }
@@ -232,7 +244,7 @@ fn host_time(gpu: &Gpu, case: &mut Case) -> Result<f64, Error> {
     Ok(best)
 }
 
-const DEFAULT: [&str; 49] = [
+const DEFAULT: [&str; 60] = [
     "copy-6@24",
     "cast-bf16-nearest@24",
     "cast-bf16-stochastic@24",
@@ -263,6 +275,17 @@ const DEFAULT: [&str; 49] = [
     "copy-14@28",
     "adamw-14-nearest@28",
     "adamw-14-stochastic@28",
+    "copy-16.03125@28",
+    "adamw-16-nearest@28",
+    "adamw-16-stochastic@28",
+    "copy-10.03125@28",
+    "adamw-10-nearest@28",
+    "adamw-10-stochastic@28",
+    "adamw-10-all-stochastic@28",
+    "copy-8.03125@28",
+    "adamw-8-nearest@28",
+    "adamw-8-stochastic@28",
+    "adamw-8-all-stochastic@28",
     "copy-28@28",
     "adamw-28@28",
     "cast-fp16-stochastic@28",

@@ -11,7 +11,7 @@ use std::io::{BufRead, Write};
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group};
-use halfulp::optim::{AdamW, AdamWConfig, Parameter, Real, Rounding, StateFormat};
+use halfulp::optim::{AdamW, AdamWConfig, Parameter, Real, Rounding, StateFormat, States};
 use halfulp::{Draw, bf16};
 use rayon::prelude::*;
 
@@ -39,10 +39,11 @@ fn step<P: Real, G: Real>(
     name: &str,
     mut p: Vec<P>,
     g: &[G],
-    format: StateFormat,
+    states: impl Into<States>,
     rounding: Rounding,
 ) {
-    let bytes = 2 * size_of::<P>() + size_of::<G>() + 4 * format.bytes(1);
+    let states = states.into();
+    let bytes = 2 * size_of::<P>() + size_of::<G>() + 2 * states.bytes(N) / N;
     let mut group = c.benchmark_group(format!("adamw {bytes} bytes an element"));
     group.throughput(Throughput::Elements(N as u64)).sample_size(10).measurement_time(Duration::from_secs(2));
     let from = vec![1u8; bytes * N / 2];
@@ -50,7 +51,7 @@ fn step<P: Real, G: Real>(
     group.bench_function("copy", |b| {
         b.iter(|| copy(&mut to, &from));
     });
-    let mut opt = AdamW::new(AdamWConfig::default(), format, rounding).expect("the defaults are in range");
+    let mut opt = AdamW::new(AdamWConfig::default(), states, rounding).expect("the defaults are in range");
     group.bench_function(name, |b| b.iter(|| opt.step(&mut p, g).expect("of one length")));
 }
 
@@ -60,6 +61,10 @@ fn steps(c: &mut Criterion) {
     step(c, "f32, BF16 states, stochastic", p.clone(), &g, StateFormat::Bf16, stochastic);
     step(c, "f32, BF16 states, nearest", p.clone(), &g, StateFormat::Bf16, Rounding::Nearest);
     step(c, "BF16, BF16 states, stochastic", narrow(&p), &narrow(&g), StateFormat::Bf16, stochastic);
+    let fp8 = States { m: StateFormat::E4M3, v: StateFormat::UE4M4 };
+    step(c, "f32, 8-bit states, stochastic", p.clone(), &g, fp8, stochastic);
+    step(c, "f32, 8-bit states, nearest", p.clone(), &g, fp8, Rounding::Nearest);
+    step(c, "f32, 4-bit states, stochastic", p.clone(), &g, States::FP4, stochastic);
     step(c, "f32, f32 states", p, &g, StateFormat::F32, Rounding::Nearest);
 }
 

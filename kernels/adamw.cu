@@ -118,7 +118,7 @@ template <class P, class G, class M, class SP, class SM> FN void step(const Step
 }
 
 #define ENTRY(name, P, DP, G, M, DM)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(THREADS) name(const __grid_constant__ Step s) {                       \
+    extern "C" __global__ void __launch_bounds__(THREADS, 8) name(const __grid_constant__ Step s) {                    \
         step<P, G, M, Stored<P, DP>, Stored<M, DM>>(s);                                                                \
     }
 

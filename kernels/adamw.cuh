@@ -17,15 +17,24 @@ struct Element {
     float p, m, v;
 };
 
-// The decay acts on the old parameter, and the parameter uses the unrounded moments.
-FN Element adamw(const Scalars &s, float p, float g, float m, float v) {
+// New moments, unrounded, from decayed ones: beta1 * m and beta2 * v.
+FN Element moments(const Scalars &s, float g, float m, float v) {
     g = g * s.gradient_scale * s.clip;
     Element e;
-    e.m = fmaf(s.one_minus_beta1, g, s.beta1 * m);
-    e.v = fmaf(s.one_minus_beta2, g * g, s.beta2 * v);
+    e.m = fmaf(s.one_minus_beta1, g, m);
+    e.v = fmaf(s.one_minus_beta2, g * g, v);
+    return e;
+}
+
+// A step from decayed moments. The decay of the parameter acts on the old one, which uses the unrounded moments.
+FN Element adamw_decayed(const Scalars &s, float p, float g, float m, float v) {
+    Element e = moments(s, g, m, v);
     float d = fmaf(sqrtf(e.v), s.root_correction, s.eps);
     e.p = fmaf(s.minus_step, e.m / d, fmaf(s.minus_decay, p, p));
     return e;
+}
+FN Element adamw(const Scalars &s, float p, float g, float m, float v) {
+    return adamw_decayed(s, p, g, s.beta1 * m, s.beta2 * v);
 }
 
 // The bits to store: whichever NaN a step makes or reads becomes one.

@@ -4,7 +4,8 @@
 // same functions compile as plain C++ (with -ffp-contract=off), which is how they are tested without a GPU.
 #pragma once
 
-// `high_product` is the high half of a * b, `product_down` is a * b rounded toward zero.
+// `high_product` is the high half of a * b, `product_down` is a * b rounded toward zero, `funnel` the upper word of
+// high:low << count.
 #ifdef __CUDACC__
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -18,6 +19,7 @@ FN u32 bits_of(float x) { return __float_as_uint(x); }
 FN double double_of(u64 bits) { return __longlong_as_double((long long)bits); }
 FN u32 high_product(u32 a, u32 b) { return __umulhi(a, b); }
 FN float product_down(float a, float b) { return __fmul_rz(a, b); }
+FN u32 funnel(u32 high, u32 low, u32 count) { return __funnelshift_l(low, high, count); }
 #else
 #include <cmath>
 #include <cstdlib>
@@ -34,6 +36,7 @@ FN float float_of(u32 bits) { float x; std::memcpy(&x, &bits, 4); return x; }
 FN u32 bits_of(float x) { u32 bits; std::memcpy(&bits, &x, 4); return bits; }
 FN double double_of(u64 bits) { double x; std::memcpy(&x, &bits, 8); return x; }
 FN u32 high_product(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
+FN u32 funnel(u32 high, u32 low, u32 count) { return (u32)(((u64)high << 32 | low) << count >> 32); }
 FN float product_down(float a, float b) {
     // The product is exact in f64; a neighbour of it in f32 is one code away.
     double exact = (double)a * b;

@@ -10,13 +10,20 @@
 //   2, decision, beyond, n, (bits, draw) n times        codes by `code_bf16`, then by `code_fp16`
 //   3, scalars (10), n, (p, g, m, v) n times            p, m, v of `adamw`, canonical
 //   4, n, codes (n)                                     widened from BF16, then from FP16
-//   5, n, f32 bits (n), n at most 4096                  the sum of squares of a chunk, in two words
-//   6, clip rule (3 f64), n, sums (n f64)               the clip factor of each
-// A decision is 0 (nearest), 16 or 32 (stochastic with so many bits).
+//   5, element, decision, second, block, n, (bits, draw) n times
+//                                                       moments in blocks: of each whole block, the code of its scale; if
+//                                                       that is not NaN, whether it is near; then, word by word, the codes
+//                                                       by `code_near` if it is and by `code_far`, and of each of these the
+//                                                       value by `decode_near` if it is and by `decode`
+//   6, n, f32 bits (n), n at most 4096                  the sum of squares of a chunk, in two words
+//   7, clip rule (3 f64), n, sums (n f64)               the clip factor of each
+// An element is 0 (E4M3), 1 (E5M2), 2 (UE5M3), 3 (UE4M4), 4 (E2M1), 5 (UE2M2Nz). A decision is 0 (nearest), 16 or 32 (stochastic with so many bits).
+#include <algorithm>
 #include <cstdio>
 #include <vector>
 
 #include "adamw.cuh"
+#include "blocks.cuh"
 #include "norm.cuh"
 #include "random.cuh"
 #include "round.cuh"
@@ -85,6 +92,48 @@ static double chunk_sum(const std::vector<u32> &x) {
     return canonical_sum(sums[0]);
 }
 
+template <class T, class D, bool SECOND> static void blocks() {
+    const u32 block = next();
+    std::vector<u32> in(2 * (size_t)next());
+    for (u32 &word : in) word = next();
+    const size_t each = 32 / T::BITS; // to a word
+    for (size_t first = 0; first < in.size(); first += 2 * block) {
+        u32 amax = 0;
+        for (size_t i = 0; i < block; i++) amax = std::max(amax, in[first + 2 * i] & 0x7FFFFFFF);
+        const u32 scale = scale_code<T>(amax);
+        out.push_back(scale);
+        if (scale == NAN_SCALE) continue;
+        const bool near = is_near<T>(scale);
+        const Near n = near_unit<T>(near ? scale : 127);
+        const Unit u = unit<T>(scale);
+        out.push_back(near);
+        for (size_t i = 0; i < block; i += each) {
+            u32 by_near = 0, by_far = 0;
+            for (size_t j = each; j-- > 0;) {
+                const float x = float_of(in[first + 2 * (i + j)]);
+                const u32 draw = in[first + 2 * (i + j) + 1];
+                by_near = pushed<T>(by_near, code_near<T, D, SECOND>(x, n, draw));
+                by_far = pushed<T>(by_far, code_far<T, D, SECOND>(x, scale, draw));
+            }
+            out.push_back(near ? by_near : by_far);
+            out.push_back(by_far);
+            for (size_t j = 0; j < each; j++) {
+                out.push_back(bits_of(near ? decode_near<T>(by_far, j, n) : decode<T>(by_far, j, u)));
+                out.push_back(bits_of(decode<T>(by_far, j, u)));
+            }
+        }
+    }
+}
+
+template <class T> static void blocks_of() {
+    const u32 decision = next(), second = next();
+    if (decision == 0) {
+        second ? blocks<T, NearestEven, true>() : blocks<T, NearestEven, false>();
+    } else {
+        second ? blocks<T, Draws16, true>() : blocks<T, Draws16, false>();
+    }
+}
+
 int main() {
     switch (next()) {
     case 0: {
@@ -122,6 +171,17 @@ int main() {
         break;
     }
     case 5: {
+        switch (next()) {
+        case 0: blocks_of<E4M3>(); break;
+        case 1: blocks_of<E5M2>(); break;
+        case 2: blocks_of<UE5M3>(); break;
+        case 3: blocks_of<UE4M4>(); break;
+        case 4: blocks_of<E2M1>(); break;
+        case 5: blocks_of<UE2M2Nz>(); break;
+        }
+        break;
+    }
+    case 6: {
         std::vector<u32> in(next());
         for (u32 &word : in) word = next();
         double sum = chunk_sum(in);
@@ -129,7 +189,7 @@ int main() {
         std::memcpy(out.data(), &sum, 8);
         break;
     }
-    case 6: {
+    case 7: {
         ClipRule rule = read<ClipRule>();
         for (u32 n = next(); n > 0; n--) out.push_back(bits_of(clip_factor(rule, read<double>())));
         break;

@@ -9,6 +9,8 @@
 //! Stochastic casts to BF16 take 16-bit draws, which are exact for f32 sources; all other targets take 32-bit draws:
 //! P(up) is the exact fraction where at most 32 bits are dropped, and within 2^-33 of it elsewhere.
 
+mod blocks;
+
 use alloc::vec::Vec;
 use core::ops::AddAssign;
 
@@ -117,6 +119,12 @@ pub enum CastError {
         format: Format,
         /// The first NaN.
         index: usize,
+    },
+    /// A scale for all of a cast into blocks, which have scales of their own.
+    #[error("scale: expected 0, for blocks have scales of their own, got {got}")]
+    Scale {
+        /// The exponent that came.
+        got: i32,
     },
 }
 
@@ -331,15 +339,19 @@ impl<D: Draws> Cast<D> {
 
     /// Cuts the work into chunks for the threads of the pool. `out` fits `x`.
     fn run<S: Source>(&self, format: Format, x: &[S], out: impl Output) -> Report {
-        let plan = Plan {
+        spread(&self.plan(format), 0, x, out)
+    }
+
+    /// Fills in the defaults for a target.
+    fn plan(&self, format: Format) -> Plan<D> {
+        Plan {
             format,
             scale: self.scale,
             overflow: self.overflow.unwrap_or(Overflow::of(format)),
             width: self.width.unwrap_or(if format == Format::BF16 { Width::Bits16 } else { Width::Bits32 }),
             rounding: self.rounding,
             isa: self.isa.unwrap_or_else(Isa::best),
-        };
-        spread(&plan, 0, x, out)
+        }
     }
 }
 

@@ -3,141 +3,14 @@
 
 mod common;
 
+use common::reference::{Run, bits};
 use common::{Inputs, gradient};
-use halfulp::optim::{AdamW, AdamWConfig, Moment, OptimError, Parameter, Real, Rounding, StateFormat};
-use halfulp::random::{Draws, Role, SrStates, sr_states_hash};
-use halfulp::round::{Mode, Overflow, RandomBits, Source, round};
-use halfulp::{Draw, Element, Format, Isa, bf16, f16};
+use halfulp::optim::{AdamW, AdamWConfig, Moment, OptimError, Parameter, Rounding, ShardError, StateFormat};
+use halfulp::random::sr_states_hash;
+use halfulp::{Element, Format, Isa, bf16, f16};
 use rayon::prelude::*;
 
-/// The slow, obvious step: arithmetic 1 in scalars, `round` for each stored value. Moments are kept as f32 values.
-struct Reference {
-    config: AdamWConfig,
-    format: StateFormat,
-    states: Rounding,
-    parameters: Rounding,
-    id: u64,
-    step: u64,
-    offset: u64,
-    m: Vec<f32>,
-    v: Vec<f32>,
-}
-
-trait Value: Real + Source {
-    const STORED: Option<Format>;
-    fn to(self) -> f32;
-    fn of_code(code: u16) -> Self;
-    fn of(x: f32) -> Self;
-}
-
-impl Value for f32 {
-    const STORED: Option<Format> = None;
-    fn to(self) -> f32 {
-        self
-    }
-    fn of_code(_: u16) -> Self {
-        unreachable!()
-    }
-    fn of(x: f32) -> Self {
-        x
-    }
-}
-
-impl Value for bf16 {
-    const STORED: Option<Format> = Some(Format::BF16);
-    fn to(self) -> f32 {
-        self.to_f32()
-    }
-    fn of_code(code: u16) -> Self {
-        Self::from_bits(code)
-    }
-    fn of(x: f32) -> Self {
-        Self::from_f32(x)
-    }
-}
-
-impl Value for f16 {
-    const STORED: Option<Format> = Some(Format::FP16);
-    fn to(self) -> f32 {
-        self.to_f32()
-    }
-    fn of_code(code: u16) -> Self {
-        Self::from_bits(code)
-    }
-    fn of(x: f32) -> Self {
-        Self::from_f32(x)
-    }
-}
-
-fn power(base: f64, t: u64) -> f64 {
-    if t == 0 {
-        return 1.0;
-    }
-    // Multiplies the squares of the set bits from the lowest up, as the step is written.
-    let mut square = base;
-    let mut product = 1.0;
-    for bit in 0..64 - t.leading_zeros() {
-        if t >> bit & 1 == 1 {
-            product *= square;
-        }
-        square *= square;
-    }
-    product
-}
-
-fn stored(x: f32, format: Format, rounding: Rounding, draw: impl FnOnce() -> u16) -> u16 {
-    let x = if x.is_nan() { f32::from_bits(0x7FC0_0000) } else { x };
-    let mode = match rounding {
-        Rounding::Nearest => Mode::NearestEven,
-        _ => Mode::Stochastic(RandomBits::of16(draw())),
-    };
-    round(x, format, mode, Overflow::Ieee)
-}
-
-impl Reference {
-    fn step<P: Value, G: Value>(&mut self, p: &mut [P], g: &[G]) {
-        let AdamWConfig { lr, beta1, beta2, eps, weight_decay, maximize, .. } = self.config;
-        self.step += 1;
-        let t = self.step;
-        let (b1, b2, c1, c2) = (beta1 as f32, beta2 as f32, (1.0 - beta1) as f32, (1.0 - beta2) as f32);
-        let size = (lr / (1.0 - power(beta1, t))) as f32;
-        let rc2 = (1.0 / (1.0 - power(beta2, t)).sqrt()) as f32;
-        let decay = (lr * weight_decay) as f32;
-        let n = p.len() as u64;
-        for i in 0..p.len() {
-            let (mut old, gradient) = (p[i].to(), if maximize { -g[i].to() } else { g[i].to() });
-            let m = c1.mul_add(gradient, b1 * self.m[i]);
-            let v = c2.mul_add(gradient * gradient, b2 * self.v[i]);
-            let d = v.sqrt().mul_add(rc2, eps as f32);
-            old = (-size).mul_add(m / d, (-decay).mul_add(old, old));
-            let (id, format, states) = (self.id, self.format, self.states);
-            let noise = |rounding, role, counter: u64| match rounding {
-                Rounding::Stochastic { seed } => Draw::seeded(seed).step(t).tensor(id).role(role).draw16(i as u64),
-                Rounding::SrStates { seed } => SrStates::seeded(seed).draw16(counter + i as u64),
-                _ => unreachable!(),
-            };
-            let parameters = self.parameters;
-            p[i] = match P::STORED {
-                None => P::of(if old.is_nan() { f32::from_bits(0x7FC0_0000) } else { old }),
-                Some(format) => P::of_code(stored(old, format, parameters, || noise(parameters, Role::Parameter, 0))),
-            };
-            let moment = |x: f32, role, counter| match format {
-                StateFormat::F32 if x.is_nan() => f32::from_bits(0x7FC0_0000),
-                StateFormat::F32 => x,
-                _ => bf16::from_bits(stored(x, Format::BF16, states, || noise(states, role, counter))).to_f32(),
-            };
-            self.m[i] = moment(m, Role::FirstMoment, self.offset);
-            self.v[i] = moment(v, Role::SecondMoment, self.offset + n);
-        }
-        self.offset += 2 * n;
-    }
-}
-
-fn bits(x: &[f32]) -> Vec<u32> {
-    x.iter().map(|x| x.to_bits()).collect()
-}
-
-fn compare<P: Value, G: Value>(
+fn compare<P: common::reference::Value, G: common::reference::Value>(
     n: usize,
     steps: u64,
     format: StateFormat,
@@ -146,24 +19,9 @@ fn compare<P: Value, G: Value>(
     weight_decay: f64,
     isa: Isa,
 ) {
-    let config = AdamWConfig { lr: 0.1, weight_decay, ..AdamWConfig::default() };
     let mut inputs = Inputs(n as u64);
-    let start: Vec<P> = (0..n).map(|_| P::of(inputs.next() as i32 as f32 * 1e-9)).collect();
-    let mut opt = AdamW::new(config, format, states).unwrap().parameter_rounding(parameters).unwrap().isa(isa);
-    let zero = vec![0.0; n];
-    let mut reference =
-        Reference { config, format, states, parameters, id: 9, step: 0, offset: 0, m: zero.clone(), v: zero };
-    let (mut a, mut b) = (start.clone(), start);
-    for _ in 0..steps {
-        let g: Vec<G> = (0..n).map(|_| G::of(gradient(&mut inputs))).collect();
-        opt.step_tensors(&mut [Parameter::numbered(9, &mut a, &g)]).unwrap();
-        reference.step(&mut b, &g);
-    }
-    let name = format!("n {n}, {format:?}, {states:?}, {parameters:?}, decay {weight_decay}, {isa}");
-    assert!(bytemuck::cast_slice::<P, u8>(&a) == bytemuck::cast_slice::<P, u8>(&b), "parameters: {name}");
-    let (m, v) = opt.moments(9).unwrap();
-    assert_eq!(bits(&m.to_f32()), bits(&reference.m), "m: {name}");
-    assert_eq!(bits(&v.to_f32()), bits(&reference.v), "v: {name}");
+    Run { n, steps, states: format.into(), rounding: states, parameters, weight_decay, isa }
+        .compare::<P, G>(|_, _| gradient(&mut inputs));
 }
 
 const STATES: [(StateFormat, Rounding); 4] = [
@@ -235,11 +93,12 @@ fn parts_are_the_whole() {
     let mut opt = AdamW::new(AdamWConfig::default(), StateFormat::Bf16, Rounding::Nearest).unwrap();
     let (mut p, g) = (vec![1f32; 4096], vec![1f32; 4096]);
     let mut step = |first, whole| opt.step_tensors(&mut [Parameter::named("w", &mut p, &g).part(first, whole)]);
-    assert!(matches!(
-        step(4, 9000),
-        Err(OptimError::Cut { argument: "first element", below: 0, above: 4096, got: 4, .. })
-    ));
-    assert!(matches!(step(4096, 8000), Err(OptimError::Cut { argument: "end", got: 8192, above: 8000, .. })));
+    let mut cut = |first, whole| match step(first, whole) {
+        Err(OptimError::Cut { tensor, source }) if tensor == "`w`" => source,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(cut(4, 9000), ShardError::Cut { argument: "start", below: 0, above: 4096, got: 4 });
+    assert_eq!(cut(4096, 8000), ShardError::Range { total: 8000, start: 4096, end: 8192 });
     step(4096, 9000).unwrap();
     assert_eq!(
         step(0, 9000).unwrap_err().to_string(),
@@ -344,7 +203,9 @@ fn torch_agrees() {
     let run = |config| {
         let mut opt = AdamW::new(config, StateFormat::F32, Rounding::Nearest).unwrap();
         let mut p = column(0);
-        (1..=5).for_each(|t| opt.step(&mut p, &column(t)).unwrap());
+        for t in 1..=5 {
+            opt.step(&mut p, &column(t)).unwrap();
+        }
         let (m, v) = opt.moments(0).unwrap();
         [p, m.to_f32(), v.to_f32()]
     };

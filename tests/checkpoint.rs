@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 
 use common::{Inputs, gradient};
 use halfulp::bf16;
+use halfulp::format::Scales;
 use halfulp::optim::checkpoint::{CheckpointError, load, restore, save};
 use halfulp::optim::{
-    AdamW, AdamWConfig, Moment, Parameter, ParameterGroup, ResetMoments, ResetSchedule, ResetScope, Resets, Rounding,
-    StateFormat, Stepped,
+    AdamW, AdamWConfig, Moment, OptimError, Parameter, ParameterGroup, ResetMoments, ResetSchedule, ResetScope, Resets,
+    Rounding, StateFormat, States, Stepped,
 };
 use halfulp::random::tensor_id;
 use halfulp::stall::{Comparison, StallCounts};
@@ -35,12 +36,25 @@ fn stalled(old: Option<Moment>, opt: &AdamW, id: u64) -> StallCounts {
     Comparison::new(&old, new).count().unwrap()
 }
 
+/// A moment's bits: values or codes, and scales.
+fn stored(moment: &Moment) -> (Vec<u8>, Vec<u8>) {
+    let bytes = |x: &[f32]| bytemuck::cast_slice(x).to_vec();
+    match moment {
+        Moment::Blocks(x) => match x.scales() {
+            Scales::E8M0(scales) => (x.codes().to_vec(), scales.clone()),
+            Scales::F32(scales) => (x.codes().to_vec(), bytes(scales)),
+            other => panic!("{other:?}"),
+        },
+        unscaled => (bytes(&unscaled.to_f32()), vec![]),
+    }
+}
+
 impl Training {
-    fn new(format: StateFormat, rounding: Rounding, resets: Resets) -> Self {
+    fn new([states, others]: [States; 2], rounding: Rounding, resets: Resets) -> Self {
         let config = AdamWConfig { lr: 0.0123, eps: 1e-7, ..AdamWConfig::default() };
-        let mut opt = AdamW::new(config, format, rounding).unwrap();
+        let mut opt = AdamW::new(config, states, rounding).unwrap();
         let other = AdamWConfig { lr: 0.5, weight_decay: 0.0, ..config };
-        opt.add_group(ParameterGroup { config: other, format: StateFormat::F32 }).unwrap();
+        opt.add_group(ParameterGroup::new(other, others)).unwrap();
         Self { opt, resets, a: vec![1.0; 5000], b: vec![-0.5; 77], none: vec![] }
     }
 
@@ -76,11 +90,10 @@ impl Training {
     /// Everything that a later step depends on.
     fn bits(&self) -> (Vec<u32>, Vec<u32>, String) {
         let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect();
-        let words = |m: &Moment| m.to_f32().iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         let states: Vec<_> = self
             .opt
             .tensors()
-            .map(|id| (id, self.opt.age(id), self.opt.moments(id).map(|(m, v)| (words(m), words(v)))))
+            .map(|id| (id, self.opt.age(id), self.opt.moments(id).map(|(m, v)| (stored(m), stored(v)))))
             .collect();
         (bits(&self.a), bits(&self.b), format!("{} {:?} {states:?}", self.opt.steps(), self.resets.progress()))
     }
@@ -100,39 +113,192 @@ fn schedules() -> [Resets; 5] {
     ]
 }
 
-const ROUNDINGS: [(StateFormat, Rounding); 5] = [
-    (StateFormat::F32, Rounding::Nearest),
-    (StateFormat::Bf16, Rounding::Nearest),
-    (StateFormat::Bf16, Rounding::Stochastic { seed: u64::MAX }),
-    (StateFormat::Bf16, Rounding::Stochastic { seed: 1 << 53 | 1 }),
-    (StateFormat::Bf16, Rounding::SrStates { seed: 7 }),
-];
+const NEAREST: Rounding = Rounding::Nearest;
+
+/// States of tensors with an even and with an odd number of elements, and their rounding.
+fn trainings() -> Vec<([States; 2], Rounding)> {
+    use StateFormat as S;
+    let both = |format: StateFormat| [format.into(), S::F32.into()];
+    let mixed = |m, v, other_m, other_v| [States { m, v }, States { m: other_m, v: other_v }];
+    let block = |format: StateFormat, elements| format.block(elements).unwrap();
+    vec![
+        (both(S::F32), NEAREST),
+        (both(S::Bf16), NEAREST),
+        (both(S::Bf16), Rounding::Stochastic { seed: u64::MAX }),
+        (both(S::Bf16), Rounding::Stochastic { seed: 1 << 53 | 1 }),
+        (both(S::Bf16), Rounding::SrStates { seed: 7 }),
+        (mixed(S::E4M3, S::UE4M4, S::E5M2, S::UE5M3), Rounding::stochastic(3)),
+        (mixed(S::E5M2, S::E5M2, S::E4M3, S::E4M3), NEAREST),
+        ([States::FP4; 2], Rounding::stochastic(3)),
+        (mixed(S::Bf16, S::UE2M2NZ, S::E2M1, S::F32), Rounding::stochastic(3)),
+        (mixed(block(S::E4M3, 32), block(S::UE2M2NZ, 64), S::Bf16, block(S::UE4M4, 256)), Rounding::stochastic(3)),
+        (mixed(S::E2M1.amax(), S::E5M2.amax(), block(S::E5M2, 32).amax(), S::UE2M2NZ.amax()), Rounding::stochastic(3)),
+    ]
+}
 
 /// Stopped at any step, also before the first, and resumed: the bits of straight through.
 #[test]
 fn resumed_is_straight_through() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("opt.safetensors");
-    for (format, rounding) in ROUNDINGS {
+    for (states, rounding) in trainings() {
         for resets in schedules() {
-            let mut through = Training::new(format, rounding, resets);
+            let mut through = Training::new(states, rounding, resets);
             for stop in 0..12 {
                 save(&path, &through.opt, Some(&through.resets)).unwrap();
                 let loaded = load(&path).unwrap();
                 let mut resumed = Training { opt: loaded.optimizer, resets: loaded.resets.unwrap(), ..through.clone() };
-                assert_eq!(through.bits(), resumed.bits(), "{rounding:?} {stop}");
+                assert!(through.bits() == resumed.bits(), "{states:?} {rounding:?} {stop}");
                 assert_eq!(through.opt.groups(), resumed.opt.groups());
                 let mut copy = through.clone();
                 for _ in 0..4 {
                     copy.step();
                     resumed.step();
                 }
-                assert_eq!(copy.bits(), resumed.bits(), "{rounding:?} {stop} {:?}", copy.resets);
+                assert!(copy.bits() == resumed.bits(), "{states:?} {rounding:?} {stop} {:?}", copy.resets);
                 through.step();
             }
         }
     }
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "nothing is left beside the file");
+}
+
+/// One step of 300 elements of `even` and 301 of `odd`.
+fn blocks(states: impl Into<States>) -> AdamW {
+    let mut opt = AdamW::new(AdamWConfig::default(), states, Rounding::stochastic(42)).unwrap();
+    let g: Vec<f32> = (0..301).map(|i| (i as f32 * 0.37).sin()).collect();
+    let (mut even, mut odd) = (vec![1f32; 300], vec![1f32; 301]);
+    let list = &mut [Parameter::named("even", &mut even, &g[..300]), Parameter::named("odd", &mut odd, &g)];
+    opt.step_tensors(list).unwrap();
+    opt
+}
+
+/// Moments in blocks: the dtypes that safetensors has for them, else packed bytes; scales beside.
+#[test]
+fn version_1_of_blocks() {
+    use StateFormat as S;
+    use safetensors::Dtype::{self, F4, F8_E4M3, F8_E5M2, F8_E8M0, F32, U8};
+    let found = |states: States| {
+        let opt = blocks(states);
+        let bytes = saved(&opt, None);
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        assert_eq!(file.len(), 8);
+        let array = |name: &str, expected: &[u8]| {
+            let tensor = file.tensor(name).unwrap();
+            assert_eq!(tensor.data(), expected, "{name}");
+            (tensor.dtype(), tensor.shape()[0])
+        };
+        ["even", "odd"].map(|name| {
+            let (m, v) = opt.moments(tensor_id(name)).unwrap();
+            [("m", m), ("v", v)].map(|(which, moment)| {
+                let (codes, scales) = stored(moment);
+                let name = format!("{name}::{which}");
+                [array(&name, &codes), array(&format!("{name}.scale"), &scales)]
+            })
+        })
+    };
+    let array = |even: (Dtype, usize), odd: (Dtype, usize), scales: (Dtype, usize)| [[even, scales], [odd, scales]];
+    let one = |dtype| array((dtype, 300), (dtype, 301), (F8_E8M0, 3));
+    let expect = |m: [[(Dtype, usize); 2]; 2], v: [[(Dtype, usize); 2]; 2]| [[m[0], v[0]], [m[1], v[1]]];
+    assert_eq!(found(States { m: S::E4M3, v: S::E5M2 }), expect(one(F8_E4M3), one(F8_E5M2)));
+    assert_eq!(found(States { m: S::E5M2, v: S::UE4M4 }), expect(one(F8_E5M2), one(U8)));
+    let packed = array((U8, 150), (U8, 151), (F8_E8M0, 3));
+    assert_eq!(found(States::FP4), expect(array((F4, 300), (U8, 151), (F8_E8M0, 3)), packed));
+    let fine = array((U8, 300), (U8, 301), (F32, 10));
+    let v = S::UE5M3.amax().block(32).unwrap();
+    assert_eq!(found(States { m: S::E4M3, v }), expect(one(F8_E4M3), fine));
+
+    let (header, _) = parts(&saved(&blocks(States { m: S::E4M3, v }), None));
+    let json = |key: &str| -> Value { serde_json::from_str(header["__metadata__"][key].as_str().unwrap()).unwrap() };
+    let m = json!({ "block": "128", "element": "E4M3", "scale": "ceil" });
+    let v = json!({ "block": "32", "element": "UE5M3", "scale": "amax" });
+    for described in [&json("groups")[0], &json("tensor.even"), &json("tensor.odd")] {
+        assert_eq!((&described["m"], &described["v"]), (&m, &v));
+    }
+}
+
+#[test]
+fn blocks_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let live = blocks(States { m: StateFormat::E4M3, v: StateFormat::UE4M4 });
+    let whole = saved(&live, None);
+    let (header, data) = parts(&whole);
+    assert!(try_restore(directory.path(), &whole, live.clone()).is_ok());
+    let with = |change: &dyn Fn(&mut Value)| {
+        let mut header = header.clone();
+        change(&mut header);
+        try_restore(directory.path(), &file(&header, &data), live.clone()).unwrap_err()
+    };
+    // A field of the description of a moment of `even`.
+    let field = |which: &str, name: &str, value: Value| {
+        with(&|h| {
+            let mut described: Value =
+                serde_json::from_str(h["__metadata__"]["tensor.even"].as_str().unwrap()).unwrap();
+            described[which][name] = value.clone();
+            h["__metadata__"]["tensor.even"] = json!(described.to_string());
+        })
+    };
+    for which in ["m", "v"] {
+        for name in ["element", "block", "scale"] {
+            for value in [json!(null), json!(5), json!("x"), json!("Floor"), json!(["1"]), json!("4294967424")] {
+                let error = field(which, name, value.clone());
+                let key = format!("tensor.even: {which}: {name}");
+                assert!(matches!(&error, CheckpointError::Metadata { key: k, .. } if *k == key), "{value}: {error}");
+            }
+        }
+        for element in ["F32", "BF16", "e4m3", "E3M2", "FP16"] {
+            assert!(matches!(field(which, "element", json!(element)), CheckpointError::Metadata { .. }), "{element}");
+        }
+        for block in ["0", "16", "48", "512"] {
+            assert!(matches!(field(which, "block", json!(block)), CheckpointError::Metadata { .. }), "{block}");
+        }
+        let name = format!("even::{which}.scale");
+        let error = field(which, "block", json!("64"));
+        assert!(
+            matches!(&error, CheckpointError::Shape { name: n, expected, got } if *n == name && expected == &[5] && got == &[3]),
+            "{error}"
+        );
+        let error = field(which, "scale", json!("amax"));
+        assert!(matches!(&error, CheckpointError::Dtype { name: n, .. } if *n == name), "{error}");
+        // Of its group alone.
+        let error = with(&|h| {
+            let groups = h["__metadata__"]["groups"].as_str().unwrap().replace("128", "256");
+            h["__metadata__"]["groups"] = json!(groups);
+        });
+        assert!(matches!(&error, CheckpointError::Metadata { key, .. } if key == "tensor.even: group"), "{error}");
+
+        // No scales; those of something else; scales of another dtype.
+        let error = with(&|h| {
+            let scales = h.as_object_mut().unwrap().remove(&name).unwrap();
+            h["other"] = scales;
+        });
+        assert!(matches!(&error, CheckpointError::MissingTensor { name: n } if *n == name), "{error}");
+        let error = with(&|h| h[&name]["dtype"] = json!("U8"));
+        assert!(matches!(&error, CheckpointError::Dtype { name: n, .. } if *n == name), "{error}");
+        let error = with(&|h| h[&name]["shape"] = json!([1, 3]));
+        assert!(matches!(&error, CheckpointError::Shape { name: n, .. } if *n == name), "{error}");
+        let error = with(&|h| h[&name]["shape"] = json!([2]));
+        assert!(matches!(error, CheckpointError::NotSafetensors { .. }), "{error}");
+    }
+    let error = field("m", "element", json!("E5M2"));
+    assert!(matches!(&error, CheckpointError::Dtype { name, .. } if name == "even::m"), "{error}");
+    // Codes of 8 bits all the same, but not those of the group.
+    let error = field("v", "element", json!("UE5M3"));
+    assert!(matches!(&error, CheckpointError::Metadata { key, .. } if key == "tensor.even: group"), "{error}");
+    // A first moment without signs.
+    let error = with(&|h| {
+        let groups = h["__metadata__"]["groups"].as_str().unwrap().replace("E4M3", "UE4M4");
+        h["__metadata__"]["groups"] = json!(groups);
+    });
+    assert!(matches!(error, CheckpointError::Optim(OptimError::State { argument: "m", .. })), "{error}");
+    let error = with(&|h| h["__metadata__"]["rounding"] = json!("sr-states"));
+    assert!(matches!(error, CheckpointError::Optim(OptimError::Unsupported { argument: "rounding", .. })), "{error}");
+    let other = blocks(States { m: StateFormat::E4M3, v: StateFormat::UE4M4.block(32).unwrap() });
+    let error = try_restore(directory.path(), &whole, other).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "states of tensor `odd`: expected E4M3 and UE4M4 in blocks of 32 (Ceil scales), as in the optimizer, got E4M3 and UE4M4"
+    );
 }
 
 fn small() -> AdamW {
@@ -171,7 +337,7 @@ fn version_1() {
     };
     let expected = [
         ("arithmetic", "1".into()),
-        ("groups", format!(r#"[{{"format":"BF16","hyper_parameters":{config}}}]"#)),
+        ("groups", format!(r#"[{{"hyper_parameters":{config},"m":"BF16","v":"BF16"}}]"#)),
         ("halfulp", "optimizer".into()),
         ("offset", "0".into()),
         ("optimizer", "adamw".into()),
@@ -253,9 +419,12 @@ fn restored() {
 
 /// Loads bytes as a file; an optimizer to be restored from it is as before if that fails.
 fn try_load(directory: &Path, bytes: &[u8]) -> Result<AdamW, CheckpointError> {
+    try_restore(directory, bytes, small())
+}
+
+fn try_restore(directory: &Path, bytes: &[u8], mut live: AdamW) -> Result<AdamW, CheckpointError> {
     let path = directory.join("tried");
     fs::write(&path, bytes).unwrap();
-    let mut live = small();
     let before = format!("{live:?}");
     let result = restore(&path, &mut live);
     match result {

@@ -4,7 +4,7 @@
 use halfulp::bf16;
 use halfulp::optim::{
     AdamW, AdamWConfig, ChunkSums, Clip, Clipped, GradientNorm, Moment, NonFinite, OptimError, Parameter,
-    ParameterGroup, Rounding, StateFormat, StepControl, StepOutcome,
+    ParameterGroup, Rounding, StateFormat, States, StepControl, StepOutcome, StepReport,
 };
 
 fn config() -> AdamWConfig {
@@ -28,7 +28,7 @@ fn run(control: StepControl, change: impl Fn(f32) -> f32) -> (Vec<u32>, String) 
     for step in 1..=3 {
         let grads: Vec<f32> = gradients(700).iter().map(|g| change(g * step as f32)).collect();
         let outcome = opt.step_controlled(&control, &mut [Parameter::numbered(1, &mut p, &grads)]).unwrap();
-        assert_eq!(outcome, StepOutcome::Executed);
+        assert!(matches!(outcome, StepOutcome::Executed(report) if report == StepReport::default()));
     }
     (p.iter().map(|p| p.to_bits()).collect(), format!("{opt:?}"))
 }
@@ -132,21 +132,26 @@ fn clipped() {
 #[test]
 fn groups_are_separate_optimizers() {
     let others = [
-        ParameterGroup { config: AdamWConfig { weight_decay: 0.0, ..config() }, format: StateFormat::F32 },
-        ParameterGroup { config: AdamWConfig { lr: 0.3, beta2: 0.9, ..config() }, format: StateFormat::Bf16 },
+        ParameterGroup::new(AdamWConfig { weight_decay: 0.0, ..config() }, StateFormat::F32),
+        ParameterGroup::new(AdamWConfig { lr: 0.3, beta2: 0.9, ..config() }, StateFormat::Bf16),
+        ParameterGroup::new(
+            AdamWConfig { lr: 0.2, ..config() },
+            States { m: StateFormat::E4M3, v: StateFormat::UE4M4 },
+        ),
+        ParameterGroup::new(config(), States::FP4),
     ];
     let mut opt = stochastic();
-    assert_eq!(others.map(|group| opt.add_group(group).unwrap()), [1, 2]);
-    assert_eq!(opt.groups().len(), 3);
+    assert_eq!(others.map(|group| opt.add_group(group).unwrap()), [1, 2, 3, 4]);
+    assert_eq!(opt.groups().len(), 5);
     let mut alone = vec![stochastic()];
-    alone.extend(others.map(|group| AdamW::new(group.config, group.format, Rounding::stochastic(5)).unwrap()));
-    let mut p = vec![vec![bf16::ONE; 600]; 3];
+    alone.extend(others.map(|group| AdamW::new(group.config, group.states, Rounding::stochastic(5)).unwrap()));
+    let mut p = vec![vec![bf16::ONE; 600]; 5];
     let mut q = p.clone();
     let grads = gradients(600);
     for step in 0..4 {
         let mut list: Vec<_> =
             p.iter_mut().zip(0..).map(|(p, i)| Parameter::numbered(i, p, &grads).group(i as usize)).collect();
-        list.rotate_left(step % 3);
+        list.rotate_left(step % 5);
         opt.step_tensors(&mut list).unwrap();
         for (i, (opt, q)) in alone.iter_mut().zip(&mut q).enumerate() {
             opt.step_tensors(&mut [Parameter::numbered(i as u64, q, &grads)]).unwrap();
@@ -161,20 +166,39 @@ fn groups_are_separate_optimizers() {
     for (i, alone) in alone.iter().enumerate() {
         assert_eq!(opt.moments(i as u64), alone.moments(i as u64));
         assert_eq!(opt.groups()[i].config, *alone.config());
+        assert_eq!(opt.groups()[i].states, alone.states());
     }
     assert!(matches!(opt.moments(1), Some((Moment::F32(_), _))));
     assert_ne!(p[0], p[1], "the decay shows");
 }
 
+/// A step that is not skipped says which blocks became NaN; one that is leaves them alone.
+#[test]
+fn blocks_reported() {
+    let states = States { m: StateFormat::E4M3, v: StateFormat::UE4M4 };
+    let mut opt = AdamW::new(config(), states, Rounding::stochastic(5)).unwrap();
+    let (mut p, mut grads) = (vec![1f32; 700], gradients(700));
+    assert_eq!(opt.step(&mut p, &grads).unwrap().nan_blocks, 0);
+    let before = format!("{opt:?}");
+    grads[130] = f32::NAN;
+    let skip = StepControl { found_inf: true, ..ONE };
+    let outcome = opt.step_controlled(&skip, &mut [Parameter::numbered(0, &mut p, &grads)]).unwrap();
+    assert_eq!((outcome, format!("{opt:?}")), (StepOutcome::Skipped, before));
+    let outcome = opt.step_controlled(&ONE, &mut [Parameter::numbered(0, &mut p, &grads)]).unwrap();
+    assert!(matches!(outcome, StepOutcome::Executed(report) if report.nan_blocks == 2), "one of each moment");
+    // Of each tensor of a step, and by either way to step.
+    let (mut other, clean) = (vec![1f32; 700], gradients(700));
+    let mut list = [Parameter::numbered(0, &mut p, &clean), Parameter::numbered(1, &mut other, &grads)];
+    assert_eq!(opt.step_tensors(&mut list).unwrap().nan_blocks, 4);
+}
+
 #[test]
 fn groups_refused() {
     let mut opt = stochastic();
-    let bad = ParameterGroup { config: AdamWConfig { lr: -1.0, ..config() }, format: StateFormat::F32 };
+    let bad = ParameterGroup::new(AdamWConfig { lr: -1.0, ..config() }, StateFormat::F32);
     assert!(matches!(opt.add_group(bad), Err(OptimError::Config { argument: "lr", .. })));
-    let f32s = opt.add_group(ParameterGroup { config: config(), format: StateFormat::F32 }).unwrap();
-    let halves = opt
-        .add_group(ParameterGroup { config: AdamWConfig { lr: 0.0, ..config() }, format: StateFormat::Bf16 })
-        .unwrap();
+    let f32s = opt.add_group(ParameterGroup::new(config(), StateFormat::F32)).unwrap();
+    let halves = opt.add_group(ParameterGroup::new(AdamWConfig { lr: 0.0, ..config() }, StateFormat::Bf16)).unwrap();
     let (mut p, g) = ([1f32; 3], [1f32; 3]);
     let error = opt.step_tensors(&mut [Parameter::named("w", &mut p, &g).group(3)]).unwrap_err();
     assert_eq!(error.to_string(), "group of tensor `w`: expected one of 3 groups, counted from 0, got 3");
@@ -183,8 +207,25 @@ fn groups_refused() {
     let error = opt.step_tensors(&mut [Parameter::named("w", &mut p, &g).group(f32s)]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "group of tensor `w`: expected one of state format Bf16, as its states have, got F32"
+        "group of tensor `w`: expected one with moments in BF16 and BF16, as the tensor's are, got F32 and F32"
     );
+    assert_eq!(format!("{opt:?}"), before);
+    let states = States { m: StateFormat::Bf16, v: StateFormat::UE4M4 };
+    let blocks = opt.add_group(ParameterGroup::new(config(), states)).unwrap();
+    let fine = States { v: states.v.block(32).unwrap(), ..states };
+    let fine = opt.add_group(ParameterGroup::new(config(), fine)).unwrap();
+    opt.step_tensors(&mut [Parameter::named("b", &mut p, &g).group(blocks)]).unwrap();
+    for group in [0, fine] {
+        let error = opt.step_tensors(&mut [Parameter::named("b", &mut p, &g).group(group)]).unwrap_err();
+        assert!(matches!(error, OptimError::GroupStates { expected, .. } if expected == states), "{error}");
+    }
+    let unsigned = ParameterGroup::new(config(), StateFormat::UE4M4);
+    assert!(matches!(opt.add_group(unsigned), Err(OptimError::State { argument: "m", .. })));
+    let mut sr_states = AdamW::new(config(), StateFormat::Bf16, Rounding::SrStates { seed: 5 }).unwrap();
+    let error = sr_states.add_group(ParameterGroup::new(config(), states)).unwrap_err();
+    assert!(matches!(error, OptimError::Unsupported { argument: "rounding", .. }));
+
+    let before = format!("{opt:?}");
     let mut calls = 0;
     let result = opt.set_configs(|number, config| {
         calls += 1;

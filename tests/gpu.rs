@@ -7,7 +7,7 @@ mod common;
 use common::{Grid, Inputs, f32_inputs, gradient, grids};
 use halfulp::cast::Cast;
 use halfulp::cuda::{AdamW, CastMemory, CudaError, DeviceParameter, DeviceVec, ElementType, Gpu, StepMemory};
-use halfulp::optim::{self, AdamWConfig, Parameter, Rounding, StateFormat};
+use halfulp::optim::{self, AdamWConfig, Parameter, Rounding, StateFormat, States};
 use halfulp::round::Overflow;
 use halfulp::{Draw, E2M1, E4M3, E5M2, Format, bf16, f16};
 
@@ -335,8 +335,16 @@ fn compiled_kernels_give_the_same_bits() {
         }
     }
     let r = Rounding::stochastic(1);
-    let run =
-        Run { n: 65_537, steps: 3, format: StateFormat::Bf16, states: r, parameters: r, weight_decay: 0.1, offset: 0 };
+    let run = Run {
+        n: 65_537,
+        steps: 3,
+        formats: StateFormat::Bf16.into(),
+        states: r,
+        parameters: r,
+        weight_decay: 0.1,
+        offset: 0,
+        wild: true,
+    };
     steps::<f32, f32>(&gpu, run);
     steps::<bf16, bf16>(&gpu, run);
     steps::<f16, f16>(&gpu, run);
@@ -366,24 +374,30 @@ impl Both for f16 {
 struct Run {
     n: usize,
     steps: u64,
-    format: StateFormat,
+    formats: States,
     states: Rounding,
     parameters: Rounding,
     weight_decay: f64,
     offset: usize,
+    /// Gradients of every kind, NaN and infinities too; else like those of training, with zeros.
+    wild: bool,
 }
 
 fn steps<P: Both, G: Both>(gpu: &Gpu, run: Run) {
-    let Run { n, steps, format, states, parameters, weight_decay, offset } = run;
+    let Run { n, steps, formats, states, parameters, weight_decay, offset, wild } = run;
     let config = AdamWConfig { lr: 0.01, weight_decay, ..AdamWConfig::default() };
     let mut inputs = Inputs(n as u64 ^ 99);
     let mut p: Vec<P> = (0..n).map(|_| P::of(inputs.next() as i32 as f32 * 1e-9)).collect();
-    let mut host = optim::AdamW::new(config, format, states).unwrap().parameter_rounding(parameters).unwrap();
-    let mut device = AdamW::new(gpu, config, format, states).unwrap().parameter_rounding(parameters).unwrap();
+    let mut host = optim::AdamW::new(config, formats, states).unwrap().parameter_rounding(parameters).unwrap();
+    let mut device = AdamW::new(gpu, config, formats, states).unwrap().parameter_rounding(parameters).unwrap();
     let pad = |x: &[P]| [&vec![P::of(7.0); offset], x, &[P::of(7.0); 8]].concat();
     let on_device = gpu.upload(&pad(&p)).unwrap();
     for _ in 0..steps {
-        let g: Vec<G> = (0..n).map(|_| G::of(gradient(&mut inputs))).collect();
+        let mut gradient = || match inputs.next() {
+            word if !wild => [0.0, word as i32 as f32 * 1e-10][usize::from(word >> 60 != 0)],
+            _ => gradient(&mut inputs),
+        };
+        let g: Vec<G> = (0..n).map(|_| G::of(gradient())).collect();
         host.step_tensors(&mut [Parameter::numbered(5, &mut p, &g)]).unwrap();
         let g = gpu.upload(&g).unwrap();
         let memory = StepMemory {
@@ -405,8 +419,11 @@ fn steps<P: Both, G: Both>(gpu: &Gpu, run: Run) {
         let (m, v) = device.moments(5).unwrap().unwrap();
         let (host_m, host_v) = host.moments(5).unwrap();
         let bits = |m: &optim::Moment| m.to_f32().iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-        assert!(bits(&m) == bits(host_m), "m: {name}");
-        assert!(bits(&v) == bits(host_v), "v: {name}");
+        for (moment, host, which) in [(&m, host_m, "m"), (&v, host_v, "v")] {
+            assert!(bits(moment) == bits(host), "{which}: {name}");
+            // Codes and scales too.
+            assert!(!matches!(host, optim::Moment::Blocks(_)) || moment == host, "{which}: {name}");
+        }
     }
 }
 
@@ -422,7 +439,16 @@ fn every_dtype_and_rounding_steps_alike() {
     for (format, states) in STATES {
         for parameters in [Rounding::Nearest, Rounding::stochastic(3)] {
             for (n, weight_decay) in [(4097, 0.0), (4097, 0.1), (65_537, 0.0), (65_537, 0.1)] {
-                let run = Run { n, steps: 3, format, states, parameters, weight_decay, offset: 0 };
+                let run = Run {
+                    n,
+                    steps: 3,
+                    formats: format.into(),
+                    states,
+                    parameters,
+                    weight_decay,
+                    offset: 0,
+                    wild: true,
+                };
                 steps::<f32, f32>(&gpu, run);
                 steps::<f32, bf16>(&gpu, run);
                 steps::<f32, f16>(&gpu, run);
@@ -444,18 +470,141 @@ fn every_length_steps_alike() {
     let r = Rounding::stochastic(1);
     for n in lengths {
         for offset in [0, 1, 2, 3] {
-            let run =
-                Run { n, steps: 2, format: StateFormat::Bf16, states: r, parameters: r, weight_decay: 0.1, offset };
+            let run = Run {
+                n,
+                steps: 2,
+                formats: StateFormat::Bf16.into(),
+                states: r,
+                parameters: r,
+                weight_decay: 0.1,
+                offset,
+                wild: true,
+            };
             steps::<f32, f32>(&gpu, run);
             steps::<f32, bf16>(&gpu, run);
             steps::<bf16, bf16>(&gpu, run);
         }
     }
     for (n, count) in [(257, 1000), (4097, 1000), (65_537, 10), ((1 << 20) + 3, 10), (1 << 24, 10)] {
-        let run =
-            Run { n, steps: count, format: StateFormat::Bf16, states: r, parameters: r, weight_decay: 0.1, offset: 0 };
+        let run = Run {
+            n,
+            steps: count,
+            formats: StateFormat::Bf16.into(),
+            states: r,
+            parameters: r,
+            weight_decay: 0.1,
+            offset: 0,
+            wild: true,
+        };
         steps::<f32, f32>(&gpu, run);
         steps::<bf16, bf16>(&gpu, run);
+    }
+}
+
+const FIRST: [StateFormat; 5] =
+    [StateFormat::F32, StateFormat::Bf16, StateFormat::E4M3, StateFormat::E5M2, StateFormat::E2M1];
+const SECOND: [StateFormat; 7] = [
+    StateFormat::F32,
+    StateFormat::Bf16,
+    StateFormat::E4M3,
+    StateFormat::E5M2,
+    StateFormat::UE5M3,
+    StateFormat::UE4M4,
+    StateFormat::UE2M2NZ,
+];
+/// Those that kernels have built in, and one that they have not.
+const PAIRS: [States; 5] = [
+    States { m: StateFormat::E4M3, v: StateFormat::UE4M4 },
+    States { m: StateFormat::E4M3, v: StateFormat::E4M3 },
+    States { m: StateFormat::E5M2, v: StateFormat::UE5M3 },
+    States::FP4,
+    States { m: StateFormat::Bf16, v: StateFormat::UE4M4 },
+];
+
+#[test]
+fn every_pair_of_moments_steps_alike() {
+    let Some(gpu) = gpu() else { return };
+    for (m, v) in FIRST.into_iter().flat_map(|m| SECOND.map(|v| (m, v))) {
+        for (states, wild) in
+            [false, true].into_iter().flat_map(|wild| [(Rounding::Nearest, wild), (Rounding::stochastic(4), wild)])
+        {
+            let formats = States { m, v };
+            let run =
+                Run { n: 1537, steps: 3, formats, states, parameters: states, weight_decay: 0.1, offset: 0, wild };
+            steps::<f32, f32>(&gpu, run);
+            steps::<bf16, bf16>(&gpu, run);
+        }
+    }
+}
+
+#[test]
+fn moments_in_blocks_step_alike() {
+    let Some(gpu) = gpu() else { return };
+    let r = Rounding::stochastic(1);
+    let lengths = [
+        0, 1, 3, 127, 128, 129, 255, 256, 257, 511, 512, 513, 4095, 4096, 4097, 8191, 8192, 8193, 65_535, 65_536,
+        65_537,
+    ];
+    for formats in PAIRS {
+        for wild in [false, true] {
+            let run = Run { n: 0, steps: 2, formats, states: r, parameters: r, weight_decay: 0.1, offset: 0, wild };
+            for n in lengths {
+                for offset in [0, 1, 2, 3] {
+                    steps::<f32, f32>(&gpu, Run { n, offset, ..run });
+                    steps::<bf16, bf16>(&gpu, Run { n, offset, ..run });
+                }
+            }
+            for (parameters, weight_decay) in [(Rounding::Nearest, 0.0), (Rounding::Nearest, 0.1), (r, 0.0)] {
+                let run = Run { n: 4097, parameters, weight_decay, ..run };
+                steps::<f32, bf16>(&gpu, run);
+                steps::<f32, f16>(&gpu, run);
+                steps::<bf16, f32>(&gpu, run);
+                steps::<bf16, bf16>(&gpu, run);
+                steps::<bf16, f16>(&gpu, run);
+                steps::<f16, f32>(&gpu, run);
+                steps::<f16, bf16>(&gpu, run);
+                steps::<f16, f16>(&gpu, run);
+            }
+            for block in [32, 64, 256] {
+                let [m, v] = [formats.m, formats.v].map(|format| format.block(block).unwrap());
+                for n in [1, block - 1, block + 1, 4097, 65_537] {
+                    steps::<f32, f32>(&gpu, Run { n, formats: States { m, v }, ..run });
+                    steps::<bf16, bf16>(&gpu, Run { n, formats: States { m, v }, ..run });
+                }
+            }
+            for (n, steps_) in [(4097, 1000), (65_537, 10), ((1 << 20) + 3, 10)] {
+                steps::<f32, f32>(&gpu, Run { n, steps: steps_, ..run });
+                steps::<bf16, bf16>(&gpu, Run { n, steps: steps_, ..run });
+            }
+        }
+        let run =
+            Run { n: 1 << 24, steps: 2, formats, states: r, parameters: r, weight_decay: 0.1, offset: 0, wild: false };
+        steps::<bf16, bf16>(&gpu, run);
+    }
+}
+
+/// A tensor may begin anywhere in memory, and a block be of any scale: gradients from 1e-40 to 1e30, a magnitude a block.
+#[test]
+fn blocks_of_every_magnitude_step_alike() {
+    let Some(gpu) = gpu() else { return };
+    let n = 128 * 70 + 5;
+    let grads: Vec<f32> = (0..n).map(|i| ((i % 128) as f32 - 60.0) * 10f32.powi((i / 128) as i32 - 42)).collect();
+    let on_device = gpu.upload(&grads).unwrap();
+    for formats in PAIRS {
+        let r = Rounding::stochastic(3);
+        let mut host = optim::AdamW::new(AdamWConfig::default(), formats, r).unwrap();
+        let mut device = AdamW::new(&gpu, AdamWConfig::default(), formats, r).unwrap();
+        let mut p = vec![0.5f32; n];
+        let mut p_on_device = gpu.upload(&p).unwrap();
+        for _ in 0..3 {
+            host.step(&mut p, &grads).unwrap();
+            device.step(&mut p_on_device, &on_device).unwrap();
+        }
+        let bits = |p: &[f32]| bytemuck::cast_slice::<f32, u32>(p).to_vec();
+        assert!(bits(&gpu.download(&p_on_device).unwrap()) == bits(&p), "{formats:?}");
+        let (m, v) = device.moments(0).unwrap().unwrap();
+        let (host_m, host_v) = host.moments(0).unwrap();
+        assert!(&m == host_m && &v == host_v, "{formats:?}");
     }
 }
 
@@ -508,7 +657,8 @@ fn parts_step_as_the_whole() {
     let (mut params, grads) = (gpu.upload(&p[..4000]).unwrap(), gpu.upload(&g[..4000]).unwrap());
     let (mut other, short) = (gpu.upload(&p[..4000]).unwrap(), gpu.upload(&g[..10]).unwrap());
     let error = new().step_tensors(&mut [DeviceParameter::named("w", &mut params, &grads).part(0, 9000)]).unwrap_err();
-    assert!(matches!(error, CudaError::Optim(optim::OptimError::Cut { argument: "end", below: 0, above: 4096, .. })));
+    let CudaError::Optim(optim::OptimError::Cut { source, .. }) = error else { panic!("{error}") };
+    assert_eq!(source, optim::ShardError::Cut { argument: "end", below: 0, above: 4096, got: 4000 });
     let error = new().step(&mut params, &short).unwrap_err();
     assert_eq!(error.to_string(), "grads of tensor 0: expected 4000 elements, got 10");
     let mut twice = [DeviceParameter::named("w", &mut params, &grads), DeviceParameter::named("w", &mut other, &grads)];

@@ -1,7 +1,7 @@
 //! The meter: what counts as stalled, in every way a state is stored.
 #![cfg(feature = "stall")]
 
-use halfulp::optim::{AdamW, AdamWConfig, Rounding, StateFormat};
+use halfulp::optim::{AdamW, AdamWConfig, Rounding, StateFormat, States};
 use halfulp::random::Role;
 use halfulp::stall::{Comparison, MeterError, Scaling, StallCounts, State, StateView, Storage};
 use halfulp::{E4M3, Format, UE2M2Nz, bf16, nearest_cast};
@@ -81,6 +81,32 @@ fn states_and_moments() {
     assert_eq!(counts(Comparison::new(&old_v, v).gradients(&gradients)), [1, 1, 0, 1, 1]);
     let first = Comparison::new(&old_m, m).gradients(&gradients).second_moment(&old_v);
     assert_eq!(counts(first), [0, 2, 0, 1, 0]);
+}
+
+/// Moments in blocks are read through their scales, whole bytes or not.
+#[test]
+fn moments_in_blocks() {
+    for states in [States { m: StateFormat::E4M3, v: StateFormat::UE4M4 }, States::FP4] {
+        let mut optimizer = AdamW::new(AdamWConfig::default(), states, Rounding::stochastic(1)).unwrap();
+        let mut params = vec![1.0f32; 301];
+        let g: Vec<f32> = (0..301).map(|i| 1.0 + (i % 7) as f32).collect();
+        optimizer.step(&mut params, &g).unwrap();
+        let (old_m, old_v) = optimizer.moments(0).map(|(m, v)| (m.clone(), v.clone())).unwrap();
+        optimizer.step(&mut params, &g).unwrap();
+        let (m, v) = optimizer.moments(0).unwrap();
+        for (old, new) in [(&old_m, m), (&old_v, v)] {
+            let [before, after] = [old, new].map(|moment| moment.to_f32());
+            let stalled = before.iter().zip(&after).filter(|(a, b)| a == b).count() as u64;
+            let seen = Comparison::new(old, new).gradients(&g).count().unwrap();
+            assert_eq!((seen.stalled, seen.moved), (stalled, 301 - stalled));
+            assert!(seen.moved > 0 && seen.same_code >= seen.stalled);
+        }
+        // A NaN takes its block along.
+        let mut bad = g.clone();
+        bad[0] = f32::NAN;
+        optimizer.step(&mut params, &bad).unwrap();
+        assert_eq!(Comparison::new(&old_v, optimizer.moments(0).unwrap().1).count().unwrap().nan, 128);
+    }
 }
 
 #[test]

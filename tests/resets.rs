@@ -1,9 +1,10 @@
 //! Resets: what the first step afterwards does, what stays, when they come, and that noise goes on.
 #![cfg(feature = "stall")]
 
+use halfulp::format::BlockVec;
 use halfulp::optim::{
     AdamW, AdamWConfig, Moment, Parameter, ResetDue, ResetError, ResetMoments, ResetProgress, ResetSchedule,
-    ResetScope, Resets, Rounding, StateFormat, Stepped,
+    ResetScope, Resets, Rounding, StateFormat, States, Stepped,
 };
 use halfulp::random::{Draws, Role};
 use halfulp::round::{Mode, Overflow, RandomBits, round};
@@ -69,6 +70,48 @@ fn the_second_moment_alone() {
     opt.step(&mut p, &[1.0]).unwrap();
     assert!((1.0 - p[0] - 0.01).abs() < 1e-6);
     assert!(!opt.reset(77, ResetMoments::Both), "nothing is known of it");
+}
+
+/// F9 for moments in blocks: emptied are codes and scales, and the first step moves by the learning rate again.
+#[test]
+fn blocks_start_anew() {
+    let n = 300;
+    let amax = States { m: StateFormat::E5M2.amax(), v: StateFormat::UE4M4.block(32).unwrap().amax() };
+    for states in [States { m: StateFormat::E4M3, v: StateFormat::UE4M4 }, States::FP4, amax] {
+        for moments in [ResetMoments::Both, ResetMoments::Second] {
+            let mut opt = AdamW::new(config(), states, Rounding::stochastic(3)).unwrap();
+            let mut p = vec![1f32; n];
+            for step in 0..50 {
+                let g: Vec<f32> =
+                    (0..n).map(|i| ((i * 50 + step) as f32).sin() * 10f32.powi(i as i32 % 7 - 3)).collect();
+                opt.step(&mut p, &g).unwrap();
+            }
+            let stepped = opt.moments(0).unwrap().0.clone();
+            assert!(opt.reset(0, moments));
+            let zeroed = |format| match format {
+                StateFormat::Blocks(format) => Moment::Blocks(BlockVec::zeroed(format, n)),
+                unscaled => panic!("{unscaled}"),
+            };
+            let (m, v) = opt.moments(0).unwrap();
+            assert_eq!(v, &zeroed(states.v));
+            let Moment::Blocks(blocks) = v else { panic!() };
+            assert!(
+                blocks.codes().iter().all(|&code| code == 0)
+                    && (0..2).all(|b| blocks.scales().get(b) <= 2f64.powi(-126))
+            );
+            if moments == ResetMoments::Second {
+                assert_eq!(m, &stepped);
+                continue;
+            }
+            assert_eq!(m, &zeroed(states.m));
+            let before = p.clone();
+            let g: Vec<f32> = (0..n).map(|i| (i as f32).cos() * 10f32.powi(i as i32 % 7 - 3)).collect();
+            opt.step(&mut p, &g).unwrap();
+            assert_eq!((opt.age(0), opt.steps()), (1, 51));
+            let largest = before.iter().zip(&p).map(|(old, new)| (old - new).abs()).fold(0.0, f32::max);
+            assert!((largest - 0.01).abs() < 1e-6, "{states} {largest}");
+        }
+    }
 }
 
 fn words(p: &[f32]) -> Vec<u32> {

@@ -4,7 +4,7 @@
 //! (arXiv:2603.16731), and what follows from their model.
 #![cfg(feature = "stall")]
 
-use halfulp::optim::{AdamW, AdamWConfig, Rounding, StateFormat};
+use halfulp::optim::{AdamW, AdamWConfig, Rounding, StateFormat, States};
 use halfulp::random::Role;
 use halfulp::stall::{
     self, Checkpoint, Law, Scaling, Simulation, SimulationError, Start, State, Storage, Update, Variances,
@@ -381,6 +381,48 @@ fn stores_what_adamw_stores() {
                 })
                 .unwrap();
             assert!(differed);
+        }
+    }
+}
+
+/// Blocks too, whose gradients reach over many binades.
+#[test]
+fn stores_blocks_as_adamw_does() {
+    for rounding in [Rounding::Nearest, Rounding::stochastic(11)] {
+        for (role, beta, format) in [
+            (Role::FirstMoment, 0.9, StateFormat::E4M3),
+            (Role::FirstMoment, 0.9, StateFormat::E2M1),
+            (Role::SecondMoment, 0.999, StateFormat::UE4M4),
+            (Role::SecondMoment, 0.999, StateFormat::UE2M2NZ),
+            (Role::SecondMoment, 0.999, StateFormat::E5M2.amax()),
+        ] {
+            let StateFormat::Blocks(blocks) = format else { panic!("in blocks") };
+            let block = blocks.block();
+            let scaling = if format == format.amax() { Scaling::Amax { block } } else { Scaling::PowerOfTwo { block } };
+            let variances = (0..1003).map(|i| 10f64.powi(i % 13 - 6)).collect();
+            let simulation = Simulation {
+                role,
+                beta,
+                storage: Storage { format: Some(blocks.element()), rounding, scaling },
+                variances: Variances::Listed(variances),
+                start: Start::Zero,
+                coordinates: 1003,
+                checkpoints: vec![40],
+                ..Simulation::default()
+            };
+            let states = match role {
+                Role::FirstMoment => States { m: format, v: StateFormat::F32 },
+                _ => States { m: StateFormat::F32, v: format },
+            };
+            let mut optimizer = AdamW::new(AdamWConfig::default(), states, rounding).unwrap();
+            let mut params = vec![1.0f32; 1003];
+            let look = |step: stall::Step<'_>| {
+                optimizer.step(&mut params, step.gradients).unwrap();
+                let (m, v) = optimizer.moments(0).unwrap();
+                let stored = if role == Role::FirstMoment { m } else { v };
+                assert_eq!(stored.to_f32(), step.state.values(), "{format} {rounding:?} {}", step.number);
+            };
+            simulation.observe(look).unwrap();
         }
     }
 }

@@ -9,6 +9,7 @@ the goals were met; FILE keeps the raw samples. A peer that fails is left out, a
 import argparse
 import functools
 import gc
+import importlib
 import itertools
 import json
 import os
@@ -258,6 +259,26 @@ def torch_adamw(name):
     return make
 
 
+def other_adamw(package, name, dtype):
+    """An optimizer of another package, with moments of its own kind."""
+
+    def make(n, sets):
+        module = importlib.import_module(package)
+        steps = []
+        for _ in range(sets):
+            p = torch.nn.Parameter(bell(n).to(getattr(torch, dtype)))
+            p.grad = bell(n).to(p.dtype)
+            optimizer = getattr(module, name)([p], lr=LR, betas=(BETA1, BETA2), eps=EPS, weight_decay=DECAY)
+            before = p.detach()[:CHECKED].clone()
+            optimizer.step()
+            moved = float((p.detach()[:CHECKED] - before).abs().median())
+            expect(f"p moves by {moved}", 0.9 * LR < moved < 1.1 * LR)
+            steps.append(optimizer.step)
+        return lambda i: steps[i]()
+
+    return make
+
+
 def triton_adamw(n, sets):
     block = 1024
     memory = []
@@ -409,6 +430,29 @@ def groups(sizes, small, compiled):
             ["adamw-14-stochastic", "adamw-14-nearest"],
             [Theirs("torch copy", 14, copy(14)), Theirs("torch fused, all BF16", 14, torch_adamw("bfloat16"))],
         )
+    for k in sizes:
+        for width, each in ((16, []), (10, ["adamw-10-all-stochastic"]), (8, ["adamw-8-all-stochastic"])):
+            copied = f"copy-{width}.03125"
+            yield Group(
+                f"adamw {width} B 2^{k}",
+                k,
+                copied,
+                [f"adamw-{width}-stochastic", f"adamw-{width}-nearest", *each],
+                [Theirs("torch copy", width + 1 / 32, copy(width + 1 / 32))],
+            )
+    yield Group(
+        "adamw of few bits 2^26",
+        26,
+        "copy-16.03125",
+        ["adamw-16-stochastic"],
+        [
+            Theirs("torch fused, FP32 states", 28, torch_adamw("float32")),
+            Theirs("bitsandbytes AdamW8bit", 16, other_adamw("bitsandbytes.optim", "AdamW8bit", "float32")),
+            Theirs("torchao AdamWFp8", 16, other_adamw("torchao.optim", "AdamWFp8", "float32")),
+            Theirs("torchao AdamW8bit", 16, other_adamw("torchao.optim", "AdamW8bit", "float32")),
+            Theirs("torchao AdamW4bit", 14, other_adamw("torchao.optim", "AdamW4bit", "float32")),
+        ],
+    )
     for k in sizes:
         yield Group(
             f"adamw 28 B 2^{k}",
@@ -686,6 +730,17 @@ def goals(record):
         name, step = f"adamw {width} B 2^{k}", f"adamw-{width}-stochastic"
         time_goal(name, step, [f"copy-{width}", "torch copy"], "copy", bound)
         time_goal(name, step, [f"adamw-{width}-nearest"], "nearest", over_nearest)
+    for width, bound, over_nearest in ((16, 1.0, 1.01), (10, 1.05, 1.05), (8, 1.10, 1.10)):
+        name, step = f"adamw {width} B 2^28", f"adamw-{width}-stochastic"
+        time_goal(name, step, [f"copy-{width}.03125", "torch copy"], "copy", bound)
+        time_goal(name, step, [f"adamw-{width}-nearest"], "nearest", over_nearest)
+    for width, bound in ((10, 1.12), (8, 1.20)):
+        both = [f"copy-{width}.03125", "torch copy"]
+        time_goal(f"adamw {width} B 2^28", f"adamw-{width}-all-stochastic", both, "copy", bound)
+    few = "adamw of few bits 2^26"
+    time_goal(few, "adamw-16-stochastic", ["bitsandbytes AdamW8bit"], "bitsandbytes AdamW8bit", 1 / 7)
+    torchao = [f"torchao AdamW{kind}" for kind in ("Fp8", "8bit", "4bit")]
+    time_goal(few, "adamw-16-stochastic", torchao, "torchao", 1 / 4)
     host = record["host"].get("adamw-20-stochastic@10")
     measured = "-" if host is None else f"{host:.2f} us"
     found.append(("host time of one step call <= 6 us", measured, None if host is None else host <= 6))

@@ -5,7 +5,7 @@ use std::error::Error;
 use bytemuck::Pod;
 #[cfg(feature = "cuda")]
 use halfulp::cuda::{self, CudaError, DeviceParameter, DeviceVec, Gpu};
-use halfulp::optim::{AdamW, AdamWConfig, Moment, Parameter, Real, Rounding, StateFormat};
+use halfulp::optim::{AdamW, AdamWConfig, Moment, Parameter, Real, Rounding, States};
 use halfulp::random::tensor_id;
 use halfulp::{bf16, nearest_cast};
 
@@ -98,17 +98,17 @@ impl<P: Stored> Stepper<P> {
     pub(crate) fn new(
         device: &Device,
         config: AdamWConfig,
-        format: StateFormat,
+        states: States,
         rounding: Rounding,
         initial: Vec<Vec<f32>>,
     ) -> Result<Self, Box<dyn Error>> {
         let params: Vec<Vec<P>> = initial.into_iter().map(P::encode).collect();
         let optimizer = match device {
-            Device::Cpu => Optimizer::Cpu(AdamW::new(config, format, rounding)?, std::marker::PhantomData),
+            Device::Cpu => Optimizer::Cpu(AdamW::new(config, states, rounding)?, std::marker::PhantomData),
             #[cfg(feature = "cuda")]
             Device::Gpu(gpu) => Optimizer::Gpu {
                 gpu: gpu.clone(),
-                adamw: cuda::AdamW::new(gpu, config, format, rounding)?,
+                adamw: cuda::AdamW::new(gpu, config, states, rounding)?,
                 params: params.iter().map(|params| gpu.upload(params)).collect::<Result<_, _>>()?,
             },
         };
@@ -168,6 +168,11 @@ impl<P: Stored> Stepper<P> {
                 match moment {
                     Moment::F32(moment) => hash.take(moment),
                     Moment::Bf16(moment) => hash.take(moment),
+                    Moment::Blocks(moment) => {
+                        hash.take(moment.codes());
+                        let scales = (0..moment.scales().len()).map(|b| moment.scales().get(b).to_bits());
+                        hash.take(&scales.collect::<Vec<_>>());
+                    }
                     _ => return Err("digest: a moment of a format unknown here".into()),
                 }
             }

@@ -5,10 +5,13 @@ use alloc::format;
 use alloc::vec::Vec;
 
 use super::cast::Source;
-use super::launch::{StepArguments, aligned, disjoint, keys, launch, pieces};
+use super::launch::{BlockArguments, MomentArguments, StepArguments, aligned, disjoint, keys, launch, pieces};
 use super::{CudaError, DeviceVec, ElementType, Gpu};
-use crate::optim::{AdamWConfig, Entry, Moment, Real, Rounding, Scalars, StateFormat, Tensor, check};
+use crate::format::{BlockScale, Format};
+use crate::optim::{AdamWConfig, Entry, Moment, Real, Rounding, Scalars, StateFormat, States, Tensor, check};
 use crate::random::Role;
+use crate::round::Overflow;
+use crate::round::lanes::Target32;
 
 /// One tensor of a step, or a part of one, in device memory.
 #[derive(Debug)]
@@ -78,7 +81,7 @@ struct State {
 pub struct AdamW {
     gpu: Gpu,
     config: AdamWConfig,
-    format: StateFormat,
+    formats: States,
     states: Rounding,
     parameters: Rounding,
     step: u64,
@@ -89,14 +92,23 @@ impl AdamW {
     /// As [`optim::AdamW::new`](crate::optim::AdamW::new).
     ///
     /// # Errors
-    /// [`CudaError::Optim`] for hyper-parameters out of range, [`CudaError::Unsupported`] for [`Rounding::SrStates`].
-    pub fn new(gpu: &Gpu, config: AdamWConfig, format: StateFormat, rounding: Rounding) -> Result<Self, CudaError> {
+    /// [`CudaError::Optim`] for hyper-parameters out of range or formats that moments are not stored in,
+    /// [`CudaError::Unsupported`] for [`Rounding::SrStates`], scales in f32, and two moments in blocks of different size.
+    pub fn new(
+        gpu: &Gpu,
+        config: AdamWConfig,
+        states: impl Into<States>,
+        rounding: Rounding,
+    ) -> Result<Self, CudaError> {
         config.check()?;
+        let formats = states.into();
+        formats.check()?;
+        log_block(formats)?;
         supported("rounding", rounding)?;
         Ok(Self {
             gpu: gpu.clone(),
             config,
-            format,
+            formats,
             states: rounding,
             parameters: rounding,
             step: 0,
@@ -141,11 +153,13 @@ impl AdamW {
     /// As [`Gpu::download`].
     pub fn moments(&self, id: u64) -> Result<Option<(Moment, Moment)>, CudaError> {
         let Some(state) = self.tensors.get(&id) else { return Ok(None) };
-        let moment = |bytes: &DeviceVec<u8>| {
-            let bytes = self.gpu.download(bytes)?;
-            Ok::<_, CudaError>(Moment::from_bytes(self.format, &bytes))
+        let moment = |format: StateFormat, bytes: &DeviceVec<u8>| {
+            let (n, bytes) = (state.n as usize, self.gpu.download(bytes)?);
+            let length =
+                CudaError::Length { argument: "state", expected: format.bytes(n) as u64, got: bytes.len() as u64 };
+            Moment::from_bytes(format, n, &bytes).ok_or(length)
         };
-        Ok(Some((moment(&state.m)?, moment(&state.v)?)))
+        Ok(Some((moment(self.formats.m, &state.m)?, moment(self.formats.v, &state.v)?)))
     }
 
     /// Steps one tensor, of id 0.
@@ -228,26 +242,38 @@ impl AdamW {
         let length = |n: u64| usize::try_from(n).map_err(|_| CudaError::OutOfMemory { bytes: usize::MAX });
         let mut entries = Vec::with_capacity(list.len());
         for Listed { tensor, memory, grads } in list {
-            let StepMemory { params, params_type, grads: grads_at, grads_type, n, .. } = *memory;
-            aligned("params", params, params_type.bytes())?;
-            aligned("grads", grads_at, grads_type.bytes())?;
-            disjoint(&[
-                ("params", params, n.saturating_mul(params_type.bytes())),
-                ("grads", grads_at, n.saturating_mul(grads_type.bytes())),
-            ])?;
             let state = self.tensors.get(&tensor.id).map(|state| (state.first, state.n as usize));
-            entries.push(Entry { tensor: *tensor, params: length(n)?, grads: *grads, state });
+            entries.push(Entry { tensor: *tensor, params: length(memory.n)?, grads: *grads, state });
         }
+        // Lengths first: memory overlaps or not over the length that it has.
         check(entries.into_iter())?;
+        for Listed { memory: StepMemory { params, params_type, grads, grads_type, n, .. }, .. } in list {
+            aligned("params", *params, params_type.bytes())?;
+            aligned("grads", *grads, grads_type.bytes())?;
+            disjoint(&[
+                ("params", *params, n.saturating_mul(params_type.bytes())),
+                ("grads", *grads, n.saturating_mul(grads_type.bytes())),
+            ])?;
+        }
         let mut made = Vec::new();
         for Listed { tensor, memory, .. } in list.iter().filter(|listed| !self.tensors.contains_key(&listed.tensor.id))
         {
-            let bytes = self.format.bytes(length(memory.n)?);
-            let (m, v) = (self.gpu.zeroed(bytes)?, self.gpu.zeroed(bytes)?);
+            let n = length(memory.n)?;
+            let (m, v) = (self.zeros(self.formats.m, n)?, self.zeros(self.formats.v, n)?);
             made.push((tensor.id, State { m, v, n: memory.n, age: 0, first: tensor.first() }));
         }
         self.tensors.extend(made);
         Ok(())
+    }
+
+    /// Memory of a moment of `n` zeros: codes, and then the scales of blocks.
+    fn zeros(&self, format: StateFormat, n: usize) -> Result<DeviceVec<u8>, CudaError> {
+        let mut memory = self.gpu.zeroed(format.bytes(n))?;
+        if let StateFormat::Blocks(format) = format {
+            // The smallest scale.
+            self.gpu.fill(&mut memory, format.element().bytes(n).., 1)?;
+        }
+        Ok(memory)
     }
 
     /// # Safety
@@ -260,23 +286,8 @@ impl AdamW {
         v: u64,
         scalars: &Scalars,
     ) -> Result<(), CudaError> {
-        let StepMemory { id, params, params_type, grads, grads_type, n } = *memory;
-        let rounded = |name: &str, rounding| match rounding {
-            Rounding::Stochastic { .. } => format!("{name}s"),
-            _ => format!("{name}n"),
-        };
-        let (module, params_name, each) = match params_type {
-            ElementType::F32 => ("adamw_f32", "f32".into(), 4),
-            ElementType::Bf16 => ("adamw_bf16", rounded("bf16", self.parameters), 8),
-            ElementType::Fp16 => ("adamw_fp16", rounded("fp16", self.parameters), 8),
-        };
-        let (moments_name, moment_size) = match self.format {
-            StateFormat::F32 => ("f32".into(), 4),
-            StateFormat::Bf16 => (rounded("bf16", self.states), 2),
-        };
-        let kernel = format!("adamw_{params_name}_{}_{moments_name}", grads_type.name());
         let key = |rounding, role: Role| match rounding {
-            Rounding::Stochastic { seed } => Some((seed, self.step, id, role.number())),
+            Rounding::Stochastic { seed } => Some((seed, self.step, memory.id, role.number())),
             _ => None,
         };
         let draws = [
@@ -284,9 +295,31 @@ impl AdamW {
             key(self.states, Role::FirstMoment),
             key(self.states, Role::SecondMoment),
         ];
-        for piece in pieces(first, n, 2) {
+        let work = Launch { memory, first, m, v, scalars, draws };
+        // SAFETY: promised by the caller, and the moments are what the formats say.
+        unsafe {
+            match (self.formats.m, self.formats.v) {
+                (StateFormat::F32, StateFormat::F32) => self.launch_unscaled(&work, "f32", 4),
+                (StateFormat::Bf16, StateFormat::Bf16) => self.launch_unscaled(&work, "bf16", 2),
+                _ => self.launch_blocks(&work),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`launch`](Self::launch), with both moments unscaled in this type of this size.
+    unsafe fn launch_unscaled(&self, work: &Launch<'_>, moments: &str, size: u64) -> Result<(), CudaError> {
+        let StepMemory { params, params_type, grads, grads_type, n, .. } = *work.memory;
+        let (module, params_name, each) = match params_type {
+            ElementType::F32 => ("adamw_f32", "f32".into(), 4),
+            ElementType::Bf16 => ("adamw_bf16", rounded("bf16", self.parameters), 8),
+            ElementType::Fp16 => ("adamw_fp16", rounded("fp16", self.parameters), 8),
+        };
+        let moments = if size == 4 { moments.into() } else { rounded(moments, self.states) };
+        let kernel = format!("adamw_{params_name}_{}_{moments}", grads_type.name());
+        for piece in pieces(work.first, n, 2) {
             let [p, g] = [(params, params_type), (grads, grads_type)].map(|(at, of)| at + piece.start * of.bytes());
-            let [m, v] = [m, v].map(|at| at + piece.start * moment_size);
+            let [m, v] = [work.m, work.v].map(|at| at + piece.start * size);
             let arguments = StepArguments {
                 p,
                 g,
@@ -298,16 +331,135 @@ impl AdamW {
                 vector: (piece.skip == 0
                     && p.is_multiple_of(4 * params_type.bytes())
                     && g.is_multiple_of(4 * grads_type.bytes())
-                    && [m, v].iter().all(|at| at.is_multiple_of(4 * moment_size)))
+                    && [m, v].iter().all(|at| at.is_multiple_of(4 * size)))
                 .into(),
-                keys: draws.map(|draw| keys(draw, piece.high)),
-                scalars: *scalars,
+                keys: work.draws.map(|draw| keys(draw, piece.high)),
+                scalars: *work.scalars,
             };
             // SAFETY: the kernel of this name steps memory of these types; memory is promised by the caller.
             unsafe { launch(&self.gpu, module, &kernel, piece.len, each, &arguments) }?;
         }
         Ok(())
     }
+
+    /// The kernel that has these types and formats built in, if there is one: its module, its name, and the elements of a
+    /// thread.
+    fn built_in(&self, params: ElementType, grads: ElementType) -> Option<(&'static str, String, u32)> {
+        let (StateFormat::Blocks(m), StateFormat::Blocks(v)) = (self.formats.m, self.formats.v) else { return None };
+        let pair = [m, v].map(|format| format.element().to_string().to_lowercase()).join("_");
+        let (module, types, each) = match (params, grads) {
+            (ElementType::F32, ElementType::F32) => ("blocks_f32", "f32_f32".into(), 8),
+            (ElementType::Bf16, ElementType::Bf16) => {
+                ("blocks_bf16", format!("{}_bf16", rounded("bf16", self.parameters)), 16)
+            }
+            _ => return None,
+        };
+        BUILT_IN.contains(&&*pair).then(|| (module, rounded(&format!("blocks_{types}_{pair}_"), self.states), each))
+    }
+
+    /// # Safety
+    /// As [`launch`](Self::launch).
+    unsafe fn launch_blocks(&self, work: &Launch<'_>) -> Result<(), CudaError> {
+        let StepMemory { params, params_type, grads, grads_type, n, .. } = *work.memory;
+        let log_block = log_block(self.formats)?;
+        let (module, kernel, each) = self
+            .built_in(params_type, grads_type)
+            // A block to each of four warps.
+            .unwrap_or_else(|| ("blocks_any", "blocks_any".into(), (1 << log_block) / 32));
+        let moments = [
+            moment(self.formats.m, Role::FirstMoment, work.m, n),
+            moment(self.formats.v, Role::SecondMoment, work.v, n),
+        ];
+        // Parts begin, and groups change their high half, at whole blocks.
+        for piece in pieces(work.first, n, 2) {
+            let [p, g] = [(params, params_type), (grads, grads_type)].map(|(at, of)| at + piece.start * of.bytes());
+            let [(m, m_scales), (v, v_scales)] =
+                moments.map(|(_, bits, at, scales)| (at + piece.start * bits / 8, scales + (piece.start >> log_block)));
+            let arguments = BlockArguments {
+                p,
+                g,
+                m,
+                v,
+                m_scales,
+                v_scales,
+                n: piece.len,
+                group: piece.group,
+                log_block,
+                vector: [p, g].iter().all(|at| at.is_multiple_of(16)).into(),
+                p_type: params_type.number(),
+                g_type: grads_type.number(),
+                p_draws: work.draws[0].is_some().into(),
+                m_draws: work.draws[1].is_some().into(),
+                keys: work.draws.map(|draw| keys(draw, piece.high)),
+                scalars: *work.scalars,
+                moments: moments.map(|(arguments, ..)| arguments),
+            };
+            // SAFETY: the kernel of this name steps memory of these types and formats, or of those that the arguments name;
+            // memory is promised by the caller.
+            unsafe { launch(&self.gpu, module, &kernel, piece.len, each, &arguments) }?;
+        }
+        Ok(())
+    }
+}
+
+/// One tensor's step.
+struct Launch<'a> {
+    memory: &'a StepMemory,
+    first: u64,
+    m: u64,
+    v: u64,
+    scalars: &'a Scalars,
+    /// Of parameters, first and second moments.
+    draws: [Option<(u64, u64, u64, u32)>; 3],
+}
+
+/// Elements of first and second moments that kernels have built in.
+const BUILT_IN: [&str; 4] = ["e4m3_ue4m4", "e4m3_e4m3", "e5m2_ue5m3", "e2m1_ue2m2nz"];
+
+/// The name of what is rounded, for a kernel's name.
+fn rounded(name: &str, rounding: Rounding) -> String {
+    match rounding {
+        Rounding::Stochastic { .. } => format!("{name}s"),
+        _ => format!("{name}n"),
+    }
+}
+
+/// log2 of the size of blocks that a step goes by, if kernels have these formats.
+fn log_block(States { m, v }: States) -> Result<u32, CudaError> {
+    let unsupported = |reason| Err(CudaError::Unsupported { argument: "states", reason });
+    let mut blocks = None;
+    for format in [m, v] {
+        let StateFormat::Blocks(format) = format else { continue };
+        if format.scale() != BlockScale::Ceil {
+            return unsupported("scales in f32 are for the CPU, to compare with");
+        }
+        if blocks.is_some_and(|block| block != format.block()) {
+            return unsupported("kernels have both moments in blocks of one size");
+        }
+        blocks = Some(format.block());
+    }
+    Ok(blocks.unwrap_or(256).ilog2())
+}
+
+/// A moment of `n` elements: how it is stored, bits of an element, its address and that of its scales.
+fn moment(format: StateFormat, role: Role, at: u64, n: u64) -> (MomentArguments, u64, u64, u64) {
+    let element = match format {
+        StateFormat::Blocks(format) => format.element(),
+        _ => Format::BF16,
+    };
+    let (kind, bits) = match format {
+        StateFormat::F32 => (0, 32),
+        StateFormat::Bf16 => (1, 16),
+        StateFormat::Blocks(_) => (2, element.bits().into()),
+    };
+    let arguments = MomentArguments {
+        kind,
+        fraction_bits: element.fraction_bits(),
+        bias: element.bias(),
+        floor: (role == Role::SecondMoment && element.has_zero()).into(),
+        target: Target32::new(element, 0, Overflow::Saturate).expect("a normal number of these formats is one of f32"),
+    };
+    (arguments, bits, at, at + (n * bits).div_ceil(8))
 }
 
 fn supported(argument: &'static str, rounding: Rounding) -> Result<(), CudaError> {
@@ -316,5 +468,26 @@ fn supported(argument: &'static str, rounding: Rounding) -> Result<(), CudaError
             Err(CudaError::Unsupported { argument, reason: "the `sr-states` words are for the CPU, to compare with" })
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formats_without_kernels_are_refused() {
+        let bf16 = StateFormat::Bf16;
+        for states in [bf16.into(), StateFormat::E4M3.into(), States::FP4, States { m: bf16, ..States::FP4 }] {
+            assert_eq!(log_block(states).unwrap(), if states.has_blocks() { 7 } else { 8 });
+        }
+        let fine = StateFormat::UE4M4.block(32).unwrap();
+        for (states, message) in [
+            (States { m: StateFormat::E4M3, v: fine }, "kernels have both moments in blocks of one size"),
+            (States { m: bf16, v: fine.amax() }, "scales in f32 are for the CPU, to compare with"),
+        ] {
+            let message = format!("states: not supported on a GPU: {message}");
+            assert_eq!(log_block(states).unwrap_err().to_string(), message);
+        }
     }
 }

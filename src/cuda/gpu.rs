@@ -4,6 +4,7 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt;
 use core::marker::PhantomData;
+use core::ops::RangeFrom;
 use std::sync::{Arc, OnceLock};
 
 use bytemuck::Pod;
@@ -165,6 +166,17 @@ impl Gpu {
             _ => error.into(),
         })?;
         Ok(DeviceVec { memory, len, element: PhantomData })
+    }
+
+    /// Sets a range of bytes, after all earlier work of the stream.
+    pub(super) fn fill(&self, memory: &mut DeviceVec<u8>, range: RangeFrom<usize>, byte: u8) -> Result<(), CudaError> {
+        let bytes = memory.len - range.start;
+        if bytes > 0 {
+            let at = memory.address() + range.start as u64;
+            // SAFETY: the range lies in memory of this device, which is borrowed mutably.
+            unsafe { result::memset_d8_async(at, byte, bytes, self.stream.cu_stream()) }?;
+        }
+        Ok(())
     }
 
     /// Copies a slice to new memory on the device.

@@ -8,10 +8,11 @@ use std::sync::OnceLock;
 use half::f16;
 
 use crate::Format;
-use crate::optim::{AdamWConfig, ChunkSums, Clip};
-use crate::random::Keys;
-use crate::round::lanes::Target32;
+use crate::format::{BlockScale, pack};
+use crate::optim::{AdamWConfig, BlockEncoder, ChunkSums, Clip};
+use crate::random::{Keys, Role};
 use crate::round::lanes::tests::first_up;
+use crate::round::lanes::{Draws16, NearestEven, Target32};
 use crate::round::{Mode, Overflow, RandomBits, round_scaled};
 
 /// The program, built once; `None` without a compiler, unless one is required by `CI`.
@@ -214,7 +215,7 @@ fn the_norm_is_the_norm() {
                 // Few binades, so that the order of additions shows.
                 bits.iter_mut().for_each(|bits| *bits = *bits & 0x83FF_FFFF | 120 << 23);
             }
-            let answer = ask(program, &[&[5, n as u32][..], &bits].concat());
+            let answer = ask(program, &[&[6, n as u32][..], &bits].concat());
             let grads: Vec<f32> = bits.iter().map(|&bits| f32::from_bits(bits)).collect();
             let expected = ChunkSums::of(0, &grads).sums().first().map_or(0, |sum| sum.to_bits());
             assert_eq!([answer[0], answer[1]], [expected as u32, (expected >> 32) as u32], "{n} {finite}");
@@ -230,10 +231,83 @@ fn the_norm_is_the_norm() {
         // SAFETY: `repr(C)` and three f64.
         let rule_words = unsafe { core::mem::transmute::<crate::optim::ClipRule, [u32; 6]>(rule) };
         let pairs = sums.iter().flat_map(|sum| [sum.to_bits() as u32, (sum.to_bits() >> 32) as u32]);
-        let request: Vec<u32> = [6].into_iter().chain(rule_words).chain([sums.len() as u32]).chain(pairs).collect();
+        let request: Vec<u32> = [7].into_iter().chain(rule_words).chain([sums.len() as u32]).chain(pairs).collect();
         for (&sum, got) in sums.iter().zip(ask(program, &request)) {
             let (expected, got) = (rule.factor(sum), f32::from_bits(got));
             assert!(expected.to_bits() == got.to_bits() || expected.is_nan() && got.is_nan(), "{max_norm} {sum} {got}");
         }
     }
+}
+
+/// Moments in blocks: scale, codes and values, over all exponents in a block and over a few, under every scale.
+#[test]
+fn blocks_are_those_of_the_step() {
+    let Some(program) = program() else { return };
+    let elements = [Format::E4M3, Format::E5M2, Format::UE5M3, Format::UE4M4, Format::E2M1, Format::UE2M2NZ];
+    let (n, block) = (1 << 16, 32);
+    let random = words(2 * n);
+    let (mut near, mut nan) = (0, 0);
+    for (number, element) in (0u32..).zip(elements) {
+        for (decision, role) in [0, 16].into_iter().flat_map(|d| [(d, Role::FirstMoment), (d, Role::SecondMoment)]) {
+            let second = role == Role::SecondMoment;
+            if !second && !element.is_signed() {
+                continue;
+            }
+            let pairs: Vec<u32> = (0..n)
+                .flat_map(|i| {
+                    let word = random[i];
+                    // The largest exponent of a block, from that of subnormals to that of infinity.
+                    let top = (i / block) as u32 * 7 % 256;
+                    let below = if i / block % 2 == 0 { word >> 23 & 7 } else { word >> 23 & 63 };
+                    let bits = match (i / block % 16, i % 5) {
+                        (0, _) => word,
+                        (1, _) => 0,
+                        (_, 0) => top << 23,
+                        _ => word & 0x807F_FFFF | top.saturating_sub(below) << 23,
+                    };
+                    [if second { bits & 0x7FFF_FFFF } else { bits }, random[n + i] & 0xFFFF]
+                })
+                .collect();
+            let request = [5, number, decision, second.into(), block as u32, n as u32];
+            let answer = ask(program, &[&request[..], &pairs].concat());
+            let encoder = BlockEncoder::new(element, BlockScale::Ceil, role).unwrap();
+            let mut answer = &answer[..];
+            for pairs in pairs.chunks(2 * block) {
+                let x: Vec<f32> = pairs.chunks(2).map(|pair| f32::from_bits(pair[0])).collect();
+                let draws: Vec<u16> = pairs.chunks(2).map(|pair| pair[1] as u16).collect();
+                let scale = encoder.scale(&x);
+                assert_eq!(answer[0], scale.to_bits() >> 23, "{element} {x:?}");
+                answer = &answer[1..];
+                if scale.is_nan() {
+                    nan += 1;
+                    continue;
+                }
+                near += answer[0];
+                answer = &answer[1..];
+                let mut codes = vec![0u8; block];
+                match decision {
+                    0 => encoder.codes::<NearestEven, _>(scale, &x, &vec![(); block], &mut codes),
+                    _ => encoder.codes::<Draws16, _>(scale, &x, &draws, &mut codes),
+                }
+                let mut bytes = vec![0; element.bytes(block)];
+                match element.bits() {
+                    4 => pack(4, &codes, &mut bytes),
+                    _ => bytes.copy_from_slice(&codes),
+                }
+                let each = 32 / element.bits() as usize;
+                let words = bytes.as_chunks::<4>().0;
+                for (word, codes) in words.iter().zip(codes.chunks(each)) {
+                    let word = u32::from_le_bytes(*word);
+                    assert_eq!(answer[..2], [word; 2], "{element} {decision} {role:?} {scale:e} {x:?}");
+                    for (code, values) in codes.iter().zip(answer[2..].as_chunks::<2>().0) {
+                        let value = (element.value(u16::from(*code)) * f64::from(scale)) as f32;
+                        assert_eq!(*values, [value.to_bits(); 2], "{element} {code:#x} {scale:e}");
+                    }
+                    answer = &answer[2 + 2 * each..];
+                }
+            }
+            assert!(answer.is_empty());
+        }
+    }
+    assert!(near > 18 * 2048 / 4 && nan > 0, "{near} blocks by the short way");
 }

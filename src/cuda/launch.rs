@@ -35,6 +35,15 @@ impl ElementType {
         }
     }
 
+    /// Its number in arguments.
+    pub(super) const fn number(self) -> u32 {
+        match self {
+            Self::F32 => 0,
+            Self::Bf16 => 1,
+            Self::Fp16 => 2,
+        }
+    }
+
     pub(super) const fn bytes(self) -> u64 {
         match self {
             Self::F32 => 4,
@@ -52,13 +61,16 @@ struct Module {
 }
 
 /// The kernels' PTX.
-const MODULES: [Module; 9] = [
+const MODULES: [Module; 12] = [
     portable("cast_f32", include_str!("../../kernels/ptx/cast_f32.ptx")),
     portable("cast_bf16", include_str!("../../kernels/ptx/cast_bf16.ptx")),
     portable("cast_fp16", include_str!("../../kernels/ptx/cast_fp16.ptx")),
     portable("adamw_f32", include_str!("../../kernels/ptx/adamw_f32.ptx")),
     portable("adamw_bf16", include_str!("../../kernels/ptx/adamw_bf16.ptx")),
     portable("adamw_fp16", include_str!("../../kernels/ptx/adamw_fp16.ptx")),
+    portable("blocks_any", include_str!("../../kernels/ptx/blocks_any.ptx")),
+    portable("blocks_f32", include_str!("../../kernels/ptx/blocks_f32.ptx")),
+    portable("blocks_bf16", include_str!("../../kernels/ptx/blocks_bf16.ptx")),
     portable("norm", include_str!("../../kernels/ptx/norm.ptx")),
     hardware("hardware_100a", include_str!("../../kernels/ptx/hardware_100a.ptx")),
     hardware("hardware_103a", include_str!("../../kernels/ptx/hardware_103a.ptx")),
@@ -164,6 +176,42 @@ pub(super) struct CastArguments {
     pub(super) target: Target32<false>,
 }
 
+/// How a moment is stored, for the kernels of blocks.cu.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct MomentArguments {
+    /// 0: f32, 1: BF16, 2: blocks. The rest is for blocks alone.
+    pub(super) kind: u32,
+    pub(super) fraction_bits: u32,
+    pub(super) bias: i32,
+    /// The smallest code of what is above zero.
+    pub(super) floor: u32,
+    pub(super) target: Target32<false>,
+}
+
+/// Arguments of the kernels of blocks.cu.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct BlockArguments {
+    pub(super) p: u64,
+    pub(super) g: u64,
+    pub(super) m: u64,
+    pub(super) v: u64,
+    pub(super) m_scales: u64,
+    pub(super) v_scales: u64,
+    pub(super) n: u64,
+    pub(super) group: u32,
+    pub(super) log_block: u32,
+    pub(super) vector: u32,
+    pub(super) p_type: u32,
+    pub(super) g_type: u32,
+    pub(super) p_draws: u32,
+    pub(super) m_draws: u32,
+    pub(super) keys: [[u32; 5]; 3],
+    pub(super) scalars: Scalars,
+    pub(super) moments: [MomentArguments; 2],
+}
+
 /// Arguments of the kernels of adamw.cu.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -216,6 +264,8 @@ pub(super) struct HardwareArguments {
 unsafe impl DeviceRepr for CastArguments {}
 // SAFETY: as above, in adamw.cu.
 unsafe impl DeviceRepr for StepArguments {}
+// SAFETY: as above, in blocks.cu.
+unsafe impl DeviceRepr for BlockArguments {}
 // SAFETY: as above, in norm.cu.
 unsafe impl DeviceRepr for ChunksArguments {}
 // SAFETY: as above.
@@ -341,8 +391,8 @@ mod tests {
     #[test]
     fn layouts_are_those_of_the_kernels() {
         assert_eq!((size_of::<CastArguments>(), size_of::<StepArguments>()), (112, 152));
-        assert_eq!(size_of::<HardwareArguments>(), 56);
-        for (module, bytes) in [("cast_", 112), ("adamw_", 152), ("hardware_", 56)] {
+        assert_eq!((size_of::<BlockArguments>(), size_of::<HardwareArguments>()), (320, 56));
+        for (module, bytes) in [("cast_", 112), ("adamw_", 152), ("blocks_", 320), ("hardware_", 56)] {
             for Module { name, ptx: source, .. } in MODULES.iter().filter(|known| known.name.starts_with(module)) {
                 let entries = source.matches(".visible .entry ").count();
                 let parameters = source.matches(&format!("_param_0[{bytes}]")).count();

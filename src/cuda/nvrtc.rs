@@ -19,20 +19,33 @@ use libloading::Library;
 use super::CudaError;
 
 /// Names of the modules.
-pub const MODULES: [&str; 7] = ["cast_f32", "cast_bf16", "cast_fp16", "adamw_f32", "adamw_bf16", "adamw_fp16", "norm"];
+pub const MODULES: [&str; 10] = [
+    "cast_f32",
+    "cast_bf16",
+    "cast_fp16",
+    "adamw_f32",
+    "adamw_bf16",
+    "adamw_fp16",
+    "blocks_any",
+    "blocks_f32",
+    "blocks_bf16",
+    "norm",
+];
 
 /// The kernels' sources: files that are compiled, and those that they include.
-const SOURCES: [(&str, &CStr); 3] = [
+const SOURCES: [(&str, &CStr); 4] = [
     ("cast", source(concat!(include_str!("../../kernels/cast.cu"), "\0"))),
     ("adamw", source(concat!(include_str!("../../kernels/adamw.cu"), "\0"))),
+    ("blocks", source(concat!(include_str!("../../kernels/blocks.cu"), "\0"))),
     ("norm", source(concat!(include_str!("../../kernels/norm.cu"), "\0"))),
 ];
-const HEADERS: [(&CStr, &CStr); 6] = [
+const HEADERS: [(&CStr, &CStr); 7] = [
     (c"common.cuh", source(concat!(include_str!("../../kernels/common.cuh"), "\0"))),
     (c"random.cuh", source(concat!(include_str!("../../kernels/random.cuh"), "\0"))),
     (c"round.cuh", source(concat!(include_str!("../../kernels/round.cuh"), "\0"))),
     (c"memory.cuh", source(concat!(include_str!("../../kernels/memory.cuh"), "\0"))),
     (c"adamw.cuh", source(concat!(include_str!("../../kernels/adamw.cuh"), "\0"))),
+    (c"blocks.cuh", source(concat!(include_str!("../../kernels/blocks.cuh"), "\0"))),
     (c"norm.cuh", source(concat!(include_str!("../../kernels/norm.cuh"), "\0"))),
 ];
 

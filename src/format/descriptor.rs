@@ -207,6 +207,12 @@ impl Format {
         1 << self.bits()
     }
 
+    /// Whether this is [`E2M1`](Self::E2M1), for constants, in which formats don't compare.
+    pub(crate) const fn is_e2m1(self) -> bool {
+        let shape = self.exponent_bits == 2 && self.fraction_bits == 1 && self.bias == 1;
+        shape && self.signed && matches!(self.specials, Specials::Finite)
+    }
+
     /// Mask of the bits of a code below the sign.
     pub(crate) const fn magnitude_mask(self) -> u16 {
         ((1u32 << (self.exponent_bits() + self.fraction_bits())) - 1) as u16

@@ -1,4 +1,4 @@
-//! Which numbers exist: one descriptor per format, its storage type, packed slices, power-of-two scales.
+//! Which numbers exist: one descriptor per format, its storage type, packed slices, blocks that share a scale.
 //!
 //! A format is data. [`Format`] says how many exponent and fraction bits a code has, its exponent bias, whether it has a
 //! sign, which codes are not numbers, and whether code 0 is zero. Everything else (largest value, ulp, neighbours, every
@@ -22,11 +22,16 @@
 //! E4M3, E5M2, E3M2, E2M3, E2M1 and E8M0 are those of the OCP 8-bit floating point (2023) and microscaling (MX 1.0)
 //! specifications. The unsigned formats spend the sign bit of a second moment, which is never negative.
 
+mod block;
+mod decoder;
 mod descriptor;
 mod packed;
 mod scale;
 mod types;
 
+pub use block::{BlockError, BlockFormat, BlockScale, BlockVec, Scales};
+#[cfg(feature = "std")]
+pub(crate) use decoder::Decoder;
 pub use descriptor::{Format, FormatBuilder, FormatError, Negative, ParseFormatError, Specials};
 pub use packed::{PackedError, PackedVec};
 pub(crate) use packed::{pack, unpack};

@@ -154,7 +154,7 @@ impl<T: SubByte> fmt::Debug for PackedVec<T> {
 }
 
 /// Code `i`. A code of 4 or 6 bits spans at most two bytes.
-fn read(bytes: &[u8], width: usize, i: usize) -> u8 {
+pub(super) fn read(bytes: &[u8], width: usize, i: usize) -> u8 {
     // `width * i` could overflow near the top of the address space: split off the whole groups of four codes first.
     let (byte, bit) = place(width, i);
     let next = bytes.get(byte + 1).copied().unwrap_or(0);

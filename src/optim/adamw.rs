@@ -5,12 +5,12 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::rule::{Scalars, power};
-use super::state::{Moment, Real, StateFormat};
+use super::state::{Moment, Real, States};
+use super::store::{Drawer, MomentMut, Noise};
 use super::tensor::{Entry, Tensor, check};
-use super::{OptimError, ResetMoments, Rounding, StepControl, StepOutcome};
+use super::{OptimError, ResetMoments, Rounding, StepControl, StepOutcome, StepReport};
 use crate::isa::{Isa, Kernel, at_level};
-use crate::random::{BLOCK, Draw, Generator, Role, SrStates, Width, Words};
-use crate::round::lanes::{Decide, Draws16, NearestEven};
+use crate::random::{BLOCK, Draw, Role, SrStates};
 use crate::threads::join;
 
 /// Hyper-parameters, with the field's usual defaults.
@@ -151,8 +151,26 @@ pub(super) struct TensorState {
 pub struct ParameterGroup {
     /// Hyper-parameters. Tensors are excluded from decay in a group with a `weight_decay` of 0.
     pub config: AdamWConfig,
-    /// What moments are stored in.
-    pub format: StateFormat,
+    /// What moments are stored as.
+    pub states: States,
+}
+
+impl ParameterGroup {
+    /// A group whose moments are stored as `states` says (a [`StateFormat`](super::StateFormat) for both, or [`States`]).
+    #[must_use]
+    pub fn new(config: AdamWConfig, states: impl Into<States>) -> Self {
+        Self { config, states: states.into() }
+    }
+
+    fn check(&self, rounding: Rounding) -> Result<(), OptimError> {
+        self.config.check()?;
+        self.states.check()?;
+        if matches!(rounding, Rounding::SrStates { .. }) && self.states.has_blocks() {
+            let reason = "the package `sr-states` stores moments in BF16";
+            return Err(OptimError::Unsupported { argument: "rounding", reason });
+        }
+        Ok(())
+    }
 }
 
 /// AdamW with stored moments of few bits.
@@ -173,15 +191,17 @@ pub struct AdamW {
 }
 
 impl AdamW {
-    /// An optimizer whose moments are stored in `format`, with `rounding` for moments and for parameters of fewer than 32
-    /// bits.
+    /// An optimizer whose moments are stored as `states` says (a [`StateFormat`](super::StateFormat) for both, or [`States`]),
+    /// with `rounding` for moments and for parameters of fewer than 32 bits.
     ///
     /// # Errors
-    /// As [`AdamWConfig::check`].
-    pub fn new(config: AdamWConfig, format: StateFormat, rounding: Rounding) -> Result<Self, OptimError> {
-        config.check()?;
+    /// As [`AdamWConfig::check`]; [`OptimError::State`] for a format that its moment can't have, [`OptimError::Unsupported`] for
+    /// [`Rounding::SrStates`] with blocks.
+    pub fn new(config: AdamWConfig, states: impl Into<States>, rounding: Rounding) -> Result<Self, OptimError> {
+        let group = ParameterGroup::new(config, states);
+        group.check(rounding)?;
         Ok(Self {
-            groups: alloc::vec![ParameterGroup { config, format }],
+            groups: alloc::vec![group],
             states: rounding,
             parameters: match rounding {
                 Rounding::SrStates { .. } => Rounding::Nearest,
@@ -241,7 +261,7 @@ impl AdamW {
     /// let decayed = AdamWConfig::default();
     /// let mut opt = AdamW::new(decayed, StateFormat::Bf16, Rounding::stochastic(7))?;
     /// let config = AdamWConfig { weight_decay: 0.0, ..decayed };
-    /// let undecayed = opt.add_group(ParameterGroup { config, format: StateFormat::F32 })?;
+    /// let undecayed = opt.add_group(ParameterGroup::new(config, StateFormat::F32))?;
     /// let (mut weight, mut bias) = ([1.0f32; 8], [1.0f32; 2]);
     /// opt.step_tensors(&mut [
     ///     Parameter::named("weight", &mut weight, &[0.0f32; 8]),
@@ -252,9 +272,9 @@ impl AdamW {
     /// ```
     ///
     /// # Errors
-    /// As [`AdamWConfig::check`].
+    /// As [`new`](Self::new).
     pub fn add_group(&mut self, group: ParameterGroup) -> Result<usize, OptimError> {
-        group.config.check()?;
+        group.check(self.states)?;
         self.groups.push(group);
         Ok(self.groups.len() - 1)
     }
@@ -295,11 +315,11 @@ impl AdamW {
     /// no noise is seen twice. False, and nothing to do, for a tensor that has not been stepped.
     pub fn reset(&mut self, id: u64, moments: ResetMoments) -> bool {
         let Some(state) = self.tensors.get_mut(&id) else { return false };
-        let (format, n) = (self.groups[state.group].format, state.v.len());
-        state.v = Moment::zeroed(format, n);
+        let (states, n) = (self.groups[state.group].states, state.v.len());
+        state.v = Moment::zeroed(states.v, n);
         state.age = 0;
         if moments == ResetMoments::Both {
-            state.m = Moment::zeroed(format, n);
+            state.m = Moment::zeroed(states.m, n);
             state.first_age = 0;
         }
         true
@@ -311,7 +331,13 @@ impl AdamW {
         self.tensors.get(&id).map(|state| (&state.m, &state.v))
     }
 
-    /// Bytes of the states.
+    /// What moments of group 0 are stored as.
+    #[must_use]
+    pub fn states(&self) -> States {
+        self.groups[0].states
+    }
+
+    /// Bytes of the states of all tensors that have been stepped: [`States::bytes`] of each.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.tensors.values().map(|state| state.m.bytes() + state.v.bytes()).sum()
@@ -321,7 +347,7 @@ impl AdamW {
     ///
     /// # Errors
     /// As [`step_tensors`](Self::step_tensors).
-    pub fn step<P: Real, G: Real>(&mut self, params: &mut [P], grads: &[G]) -> Result<(), OptimError> {
+    pub fn step<P: Real, G: Real>(&mut self, params: &mut [P], grads: &[G]) -> Result<StepReport, OptimError> {
         self.step_tensors(&mut [Parameter::numbered(0, params, grads)])
     }
 
@@ -333,10 +359,14 @@ impl AdamW {
     /// # Errors
     /// [`OptimError::Length`] for gradients of another length than the parameters, or parameters of another length than
     /// before; [`OptimError::Cut`] and [`OptimError::Part`] for parts that are cut elsewhere than they may be, or than before;
-    /// [`OptimError::SameTensor`] for two tensors with one id; [`OptimError::Group`] and [`OptimError::GroupFormat`] for a group
+    /// [`OptimError::SameTensor`] for two tensors with one id; [`OptimError::Group`] and [`OptimError::GroupStates`] for a group
     /// that there is not, or that stores states otherwise than the tensor does. Nothing is changed then.
-    pub fn step_tensors<P: Real, G: Real>(&mut self, tensors: &mut [Parameter<'_, P, G>]) -> Result<(), OptimError> {
-        self.step_controlled(&StepControl::default(), tensors).map(drop)
+    pub fn step_tensors<P: Real, G: Real>(
+        &mut self,
+        tensors: &mut [Parameter<'_, P, G>],
+    ) -> Result<StepReport, OptimError> {
+        self.check(tensors)?;
+        self.execute(&StepControl::default(), tensors)
     }
 
     /// Steps tensors, with gradients scaled and clipped, or not at all where [`StepControl::found_inf`] is set.
@@ -353,11 +383,20 @@ impl AdamW {
         if control.found_inf {
             return Ok(StepOutcome::Skipped);
         }
+        self.execute(control, tensors).map(StepOutcome::Executed)
+    }
+
+    fn execute<P: Real, G: Real>(
+        &mut self,
+        control: &StepControl,
+        tensors: &mut [Parameter<'_, P, G>],
+    ) -> Result<StepReport, OptimError> {
         self.step += 1;
+        let mut report = StepReport::default();
         for tensor in tensors {
-            self.step_tensor(control, tensor)?;
+            report += self.step_tensor(control, tensor)?;
         }
-        Ok(StepOutcome::Executed)
+        Ok(report)
     }
 
     fn check<P: Real, G: Real>(&self, tensors: &[Parameter<'_, P, G>]) -> Result<(), OptimError> {
@@ -371,25 +410,25 @@ impl AdamW {
     }
 
     fn check_group(&self, group: usize, tensor: &Tensor<'_>) -> Result<(), OptimError> {
-        let Some(ParameterGroup { format: got, .. }) = self.groups.get(group).copied() else {
+        let Some(ParameterGroup { states: got, .. }) = self.groups.get(group).copied() else {
             return Err(OptimError::Group { tensor: tensor.text(), expected: self.groups.len(), got: group });
         };
-        let expected = self.tensors.get(&tensor.id).map_or(got, |state| self.groups[state.group].format);
-        if expected == got { Ok(()) } else { Err(OptimError::GroupFormat { tensor: tensor.text(), expected, got }) }
+        let expected = self.tensors.get(&tensor.id).map_or(got, |state| self.groups[state.group].states);
+        if expected == got { Ok(()) } else { Err(OptimError::GroupStates { tensor: tensor.text(), expected, got }) }
     }
 
     fn step_tensor<P: Real, G: Real>(
         &mut self,
         control: &StepControl,
         tensor: &mut Parameter<'_, P, G>,
-    ) -> Result<(), OptimError> {
+    ) -> Result<StepReport, OptimError> {
         let n = tensor.params.len();
-        let ParameterGroup { config, format } = self.groups[tensor.group];
+        let ParameterGroup { config, states } = self.groups[tensor.group];
         let (id, first, whole) = (tensor.tensor.id, tensor.tensor.first(), tensor.tensor.whole(n as u64));
         let state = self.tensors.entry(id).or_insert_with(|| TensorState {
             name: tensor.tensor.name(),
-            m: Moment::zeroed(format, n),
-            v: Moment::zeroed(format, n),
+            m: Moment::zeroed(states.m, n),
+            v: Moment::zeroed(states.v, n),
             age: 0,
             first_age: 0,
             first,
@@ -415,135 +454,153 @@ impl AdamW {
         if let Rounding::SrStates { .. } = self.states {
             self.offset = self.offset.wrapping_add(whole.wrapping_mul(2));
         }
-        let (params, grads) = (&mut *tensor.params, tensor.grads);
-        match (&mut state.m, &mut state.v) {
-            (Moment::F32(m), Moment::F32(v)) => spread(self.isa, &scalars, &noise, first, (params, grads, m, v)),
-            (Moment::Bf16(m), Moment::Bf16(v)) => spread(self.isa, &scalars, &noise, first, (params, grads, m, v)),
-            (Moment::F32(m), Moment::Bf16(v)) => spread(self.isa, &scalars, &noise, first, (params, grads, m, v)),
-            (Moment::Bf16(m), Moment::F32(v)) => spread(self.isa, &scalars, &noise, first, (params, grads, m, v)),
-        }
-        Ok(())
+        let [of_m, of_v] = states.encoders();
+        let (m, v) = (state.m.memory(of_m.as_ref()), state.v.memory(of_v.as_ref()));
+        let work = Step { isa: self.isa, scalars: &scalars, noise: &noise };
+        Ok(work.spread(first, (&mut *tensor.params, tensor.grads, m, v)))
     }
 }
 
-/// Where the draws of one stored value come from.
-#[derive(Clone, Copy)]
-enum Noise {
-    /// Nowhere: to nearest.
-    None,
-    Draw(Draw),
-    SrStates(SrStates),
-}
-
-/// Elements that a thread takes at a time.
+/// Elements that a thread takes at a time: whole blocks of every state format.
 const CHUNK: usize = 32 * BLOCK;
 
 /// Parameters, gradients, first and second moments.
-type Slices<'a, P, G, M, V> = (&'a mut [P], &'a [G], &'a mut [M], &'a mut [V]);
+type Slices<'a, P, G> = (&'a mut [P], &'a [G], MomentMut<'a>, MomentMut<'a>);
 
-/// Halves the work until it is one chunk.
-fn spread<P: Real, G: Real, M: Real, V: Real>(
+/// One step of one tensor.
+struct Step<'a> {
     isa: Isa,
-    scalars: &Scalars,
-    noise: &[Noise; 3],
-    first: u64,
-    (p, g, m, v): Slices<'_, P, G, M, V>,
-) {
-    if p.len() <= CHUNK {
-        at_level(isa, Step { scalars, noise, first, slices: (p, g, m, v) });
-        return;
-    }
-    let middle = p.len().div_ceil(CHUNK) / 2 * CHUNK;
-    let (p, p1) = p.split_at_mut(middle);
-    let (g, g1) = g.split_at(middle);
-    let (m, m1) = m.split_at_mut(middle);
-    let (v, v1) = v.split_at_mut(middle);
-    join(
-        || spread(isa, scalars, noise, first, (p, g, m, v)),
-        || spread(isa, scalars, noise, first + middle as u64, (p1, g1, m1, v1)),
-    );
-}
-
-/// A run of elements of one tensor, from element `first` on.
-struct Step<'a, P, G, M, V> {
     scalars: &'a Scalars,
     noise: &'a [Noise; 3],
-    first: u64,
-    slices: Slices<'a, P, G, M, V>,
 }
 
-impl<P: Real, G: Real, M: Real, V: Real> Kernel for Step<'_, P, G, M, V> {
+impl Step<'_> {
+    /// Halves the work until it is one chunk. `first` is the index of the first element.
+    fn spread<P: Real, G: Real>(&self, first: u64, (p, g, m, v): Slices<'_, P, G>) -> StepReport {
+        if p.len() <= CHUNK {
+            return self.chunk(first, (p, g, m, v));
+        }
+        let middle = p.len().div_ceil(CHUNK) / 2 * CHUNK;
+        let (p, p1) = p.split_at_mut(middle);
+        let (g, g1) = g.split_at(middle);
+        let (m, m1) = m.split(middle);
+        let (v, v1) = v.split(middle);
+        let (mut report, more) =
+            join(|| self.spread(first, (p, g, m, v)), || self.spread(first + middle as u64, (p1, g1, m1, v1)));
+        report += more;
+        report
+    }
+
+    fn chunk<P: Real, G: Real>(&self, first: u64, (p, g, mut m, mut v): Slices<'_, P, G>) -> StepReport {
+        let Self { isa, scalars, noise } = *self;
+        let [mut draws_p, mut draws_m, mut draws_v] = noise.each_ref().map(Drawer::new);
+        let [mut room_m, mut room_v, mut new_m, mut new_v] = [[0f32; BLOCK]; 4];
+        let mut rooms = Rooms { p: [0; BLOCK], g: [0; BLOCK], new_p: [0.0; BLOCK] };
+        let mut report = StepReport::default();
+        for (b, (p, g)) in p.chunks_mut(BLOCK).zip(g.chunks(BLOCK)).enumerate() {
+            let (at, n) = (b * BLOCK, p.len());
+            let (m, v) = (m.piece(at..at + n), v.piece(at..at + n));
+            let (new_m, new_v) = (&mut new_m[..n], &mut new_v[..n]);
+            let index = first + at as u64;
+            let (old_m, old_v) = (m.values(isa, &mut room_m), v.values(isa, &mut room_v));
+            let (old, new) = ([old_m, old_v], [&mut *new_m, &mut *new_v]);
+            at_level(isa, Rule { scalars, index, p, g, old, new, draws: &mut draws_p, rooms: &mut rooms });
+            report.nan_blocks += m.store(isa, &mut draws_m, index, new_m) + v.store(isa, &mut draws_v, index, new_v);
+        }
+        report
+    }
+}
+
+/// The element rule over up to [`BLOCK`] elements: stores parameters, leaves moments unrounded.
+struct Rule<'a, P, G> {
+    scalars: &'a Scalars,
+    index: u64,
+    p: &'a mut [P],
+    g: &'a [G],
+    old: [&'a [f32]; 2],
+    new: [&'a mut [f32]; 2],
+    draws: &'a mut Drawer,
+    rooms: &'a mut Rooms,
+}
+
+/// Parameters and gradients as f32 bits, where they are not already, and new parameters.
+struct Rooms {
+    p: [u32; BLOCK],
+    g: [u32; BLOCK],
+    new_p: [f32; BLOCK],
+}
+
+impl<P: Real, G: Real> Kernel for Rule<'_, P, G> {
     type Output = ();
     #[inline(always)]
     fn run(self) {
-        let Self { scalars, noise: [noise_p, noise_m, noise_v], first, slices: (p, g, m, v) } = self;
-        let scalars = *scalars;
-        let (mut writer_p, mut writer_m, mut writer_v) =
-            (Writer::new(noise_p), Writer::new(noise_m), Writer::new(noise_v));
-        let mut rooms = [[0u32; BLOCK]; 4];
-        let mut new = [[0f32; BLOCK]; 3];
-        let blocks = p.chunks_mut(BLOCK).zip(g.chunks(BLOCK)).zip(m.chunks_mut(BLOCK).zip(v.chunks_mut(BLOCK)));
-        for (b, ((p, g), (m, v))) in blocks.enumerate() {
-            let n = p.len();
-            let [room_p, room_g, room_m, room_v] = &mut rooms;
-            let (words_p, words_g) = (&P::words(p, room_p)[..n], &G::words(g, room_g)[..n]);
-            let (words_m, words_v) = (&M::words(m, room_m)[..n], &V::words(v, room_v)[..n]);
-            let [new_p, new_m, new_v] = &mut new;
-            let (new_p, new_m, new_v) = (&mut new_p[..n], &mut new_m[..n], &mut new_v[..n]);
-            for i in 0..n {
-                let [p, g, m, v] = [words_p[i], words_g[i], words_m[i], words_v[i]].map(f32::from_bits);
-                [new_p[i], new_m[i], new_v[i]] = scalars.step(p, g, m, v);
-            }
-            let index = first + (b * BLOCK) as u64;
-            writer_p.write(index, new_p, p);
-            writer_m.write(index, new_m, m);
-            writer_v.write(index, new_v, v);
-        }
+        let Self { scalars, index, p, g, old: [old_m, old_v], new: [new_m, new_v], draws, rooms } = self;
+        let (scalars, n) = (*scalars, p.len());
+        let (words_p, words_g) = (&P::words(p, &mut rooms.p)[..n], &G::words(g, &mut rooms.g)[..n]);
+        let new_p = &mut rooms.new_p[..n];
+        apply(&scalars, [words_p, words_g], [old_m, old_v], new_p, new_m, new_v);
+        draws.write(index, new_p, p);
     }
 }
 
-/// Rounds and stores blocks of one tensor's parameters or moments.
-struct Writer {
-    generator: Generators,
-    words: Words,
-}
-
-enum Generators {
-    None,
-    Draw(<Draw as crate::random::Sealed>::Generator),
-    SrStates(<SrStates as crate::random::Sealed>::Generator),
-}
-
-impl Writer {
-    #[inline(always)]
-    fn new(noise: &Noise) -> Self {
-        use crate::random::Sealed;
-        let generator = match noise {
-            Noise::None => Generators::None,
-            Noise::Draw(draw) => Generators::Draw(draw.generator(Width::Bits16)),
-            Noise::SrStates(draw) => Generators::SrStates(draw.generator(Width::Bits16)),
-        };
-        Self { generator, words: Words::new() }
-    }
-
-    #[inline(always)]
-    fn write<T: Real>(&mut self, index: u64, new: &[f32], out: &mut [T]) {
-        let n = new.len();
-        // An f32 takes no draw.
-        let (words, skip) = match &mut self.generator {
-            Generators::Draw(generator) if size_of::<T>() < 4 => generator.fill(index, n, &mut self.words),
-            Generators::SrStates(generator) if size_of::<T>() < 4 => generator.fill(index, n, &mut self.words),
-            _ => return store::<T, NearestEven>(new, &[(); BLOCK][..n], out),
-        };
-        store::<T, Draws16>(new, &bytemuck::cast_slice(words)[skip..][..n], out);
-    }
-}
-
+/// A function of its own for its arguments, of which the compiler then knows that none overlaps another.
 #[inline(always)]
-fn store<T: Real, D: Decide>(new: &[f32], draws: &[D::Draw], out: &mut [T]) {
-    let n = out.len();
-    let (new, draws, target) = (&new[..n], &draws[..n], T::target());
+fn apply(
+    scalars: &Scalars,
+    [p, g]: [&[u32]; 2],
+    [m, v]: [&[f32]; 2],
+    new_p: &mut [f32],
+    new_m: &mut [f32],
+    new_v: &mut [f32],
+) {
+    let n = new_p.len();
+    let (p, g, m, v) = (&p[..n], &g[..n], &m[..n], &v[..n]);
+    let (new_m, new_v) = (&mut new_m[..n], &mut new_v[..n]);
     for i in 0..n {
-        out[i] = T::store::<D>(&target, new[i], draws[i]);
+        let [p, g] = [p[i], g[i]].map(f32::from_bits);
+        [new_p[i], new_m[i], new_v[i]] = scalars.step(p, g, m[i], v[i]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::optim::StateFormat;
+
+    /// Parts of a tensor at multiples of 4096 elements, each with moments of its own, are stored as the whole.
+    #[test]
+    fn parts_are_stored_as_the_whole() {
+        let n = 40_000;
+        let g: Vec<f32> = (0..n).map(|i| ((i * 7919 % 10_007) as f32 - 5000.0).powi(3) * 1e-9).collect();
+        let scalars = AdamWConfig::default().scalars(1).unwrap();
+        let run = |states: States, cuts: &[usize]| {
+            let mut stored = [Vec::new(), Vec::new(), vec![1f32; n]];
+            let ends = cuts.iter().copied().chain([n]);
+            for (start, end) in [0].into_iter().chain(cuts.iter().copied()).zip(ends) {
+                let [mut m, mut v] = [states.m, states.v].map(|format| Moment::zeroed(format, end - start));
+                for step in 1..=2 {
+                    let draw = |role| Noise::Draw(Draw::seeded(3).step(step).role(role));
+                    let noise = [Role::Parameter, Role::FirstMoment, Role::SecondMoment].map(draw);
+                    let work = Step { isa: Isa::best(), scalars: &scalars, noise: &noise };
+                    let [of_m, of_v] = states.encoders();
+                    let (m, v) = (m.memory(of_m.as_ref()), v.memory(of_v.as_ref()));
+                    work.spread(start as u64, (&mut stored[2][start..end], &g[start..end], m, v));
+                }
+                stored[0].extend(m.to_f32());
+                stored[1].extend(v.to_f32());
+            }
+            stored.map(|x| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>())
+        };
+        for states in [
+            StateFormat::Bf16.into(),
+            States { m: StateFormat::E4M3, v: StateFormat::UE4M4 },
+            States { m: StateFormat::Bf16, v: StateFormat::UE2M2NZ.block(256).unwrap() },
+            States::FP4,
+            StateFormat::E5M2.amax().into(),
+        ] {
+            let whole = run(states, &[]);
+            assert!(run(states, &[4096]) == whole, "{states:?}");
+            assert!(run(states, &[4096, 12_288, 16_384, 36_864]) == whole, "{states:?}");
+        }
     }
 }

@@ -24,9 +24,14 @@
 //! ```
 //!
 //! # The file
-//! Of each tensor known by name, `NAME::m` and `NAME::v`; of one known by number, `#NUMBER::m` and `#NUMBER::v`; in the dtype
-//! of the state's format, of shape `[elements]`. The metadata, strings to strings; integers are decimal strings, other
-//! numbers the shortest decimal strings that read as the same f64:
+//! Of each tensor known by name, its moments `NAME::m` and `NAME::v`; of one known by number, `#NUMBER::m` and `#NUMBER::v`.
+//! Each has the dtype of its format, and the shape `[elements]`. Of moments in blocks these are the codes: `F8_E4M3`, `F8_E5M2`
+//! and, where an even number of them fills whole bytes, `F4` for E2M1. Other codes are `U8`, packed as in
+//! [`PackedVec`](crate::PackedVec), of shape `[bytes]`. The scales are tensors of their own, `NAME::m.scale` and `NAME::v.scale`,
+//! of shape `[blocks]`: `F8_E8M0` for powers of two, else `F32`.
+//!
+//! The metadata, strings to strings; integers are decimal strings, other numbers the shortest decimal strings that read as the
+//! same f64:
 //!
 //! | key | value |
 //! |---|---|
@@ -37,9 +42,12 @@
 //! | `offset` | counters used under `sr-states` rounding |
 //! | `rounding`, `parameter_rounding` | `nearest`, `stochastic` or `sr-states` |
 //! | `seed`, `parameter_seed` | their seeds, where they have one |
-//! | `groups` | JSON: a list of parameter groups, each with `format` (of states) and `hyper_parameters` |
+//! | `groups` | JSON: a list of parameter groups, each with `m`, `v` (formats) and `hyper_parameters` |
 //! | `resets` | JSON: the reset schedule and its progress, if there is one |
 //! | `tensor.NAME` | JSON: `id`, `named`, `age`, `first_age`, `first` (element of the tensor, if this is a part of one), `shape`, `m`, `v` (formats), `group` |
+//!
+//! A format is `F32`, `BF16`, or an object: `element`, the [name](crate::Format::name) of the elements' format; `block`, how
+//! many of them share a scale; `scale`, `ceil` or `amax`, the rule for it, as in [`BlockScale`].
 
 use alloc::collections::BTreeMap;
 use alloc::format;
@@ -56,9 +64,9 @@ use serde_json::{Map, Value, json};
 use super::adamw::TensorState;
 use super::{
     AdamW, AdamWConfig, Moment, OptimError, ParameterGroup, ResetError, ResetMoments, ResetProgress, ResetSchedule,
-    ResetScope, Resets, Rounding, StateFormat,
+    ResetScope, Resets, Rounding, StateFormat, States,
 };
-use crate::format::Format;
+use crate::format::{BlockScale, Format, Scales};
 use crate::random::tensor_id;
 
 /// What a checkpoint holds.
@@ -170,14 +178,14 @@ pub enum CheckpointError {
         got: u64,
     },
     /// An optimizer to be restored whose states have another format.
-    #[error("format of tensor `{name}`: expected {expected:?}, as in the optimizer, got {got:?}")]
+    #[error("states of tensor `{name}`: expected {expected}, as in the optimizer, got {got}")]
     Format {
         /// The tensor.
         name: String,
         /// Of the optimizer.
-        expected: (StateFormat, StateFormat),
+        expected: States,
         /// In the file.
-        got: (StateFormat, StateFormat),
+        got: States,
     },
     /// Two tensors that would be stored under one name.
     #[error("tensors {first:#018x} and {second:#018x}: expected different names, got `{name}` for both")]
@@ -205,40 +213,59 @@ pub enum CheckpointError {
     Reset(#[from] ResetError),
 }
 
-/// State formats: name in the metadata, and dtype of the tensor.
-const FORMATS: [(StateFormat, &str, Dtype); 2] =
-    [(StateFormat::F32, "F32", Dtype::F32), (StateFormat::Bf16, "BF16", Dtype::BF16)];
+/// A tensor of the file that holds a moment, or its scales: what follows the moment's name, dtype, and length.
+type Part = (&'static str, Dtype, usize);
 
-/// Format and bytes of a moment.
-fn stored(moment: &Moment) -> (StateFormat, &[u8]) {
-    match moment {
-        Moment::F32(x) => (StateFormat::F32, bytemuck::cast_slice(x)),
-        Moment::Bf16(x) => (StateFormat::Bf16, bytemuck::cast_slice(x)),
+/// The tensors that hold a moment of `n` elements.
+fn parts(format: StateFormat, n: usize) -> Vec<Part> {
+    match format {
+        StateFormat::F32 => alloc::vec![("", Dtype::F32, n)],
+        StateFormat::Bf16 => alloc::vec![("", Dtype::BF16, n)],
+        StateFormat::Blocks(format) => {
+            let (dtype, length) = match format.element() {
+                Format::E4M3 => (Dtype::F8_E4M3, n),
+                Format::E5M2 => (Dtype::F8_E5M2, n),
+                Format::E2M1 if n.is_multiple_of(2) => (Dtype::F4, n),
+                packed => (Dtype::U8, packed.bytes(n)),
+            };
+            let scales = if format.scale() == BlockScale::Amax { Dtype::F32 } else { Dtype::F8_E8M0 };
+            alloc::vec![("", dtype, length), (SCALE, scales, format.blocks(n))]
+        }
     }
 }
 
-fn bytes_mut(moment: &mut Moment) -> &mut [u8] {
+const SCALE: &str = ".scale";
+
+/// The bytes of these tensors.
+fn bytes(moment: &Moment) -> Vec<&[u8]> {
     match moment {
-        Moment::F32(x) => bytemuck::cast_slice_mut(x),
-        Moment::Bf16(x) => bytemuck::cast_slice_mut(x),
+        Moment::F32(x) => alloc::vec![bytemuck::cast_slice(x)],
+        Moment::Bf16(x) => alloc::vec![bytemuck::cast_slice(x)],
+        Moment::Blocks(x) => {
+            let scales = match x.scales() {
+                Scales::F32(scales) => bytemuck::cast_slice(scales),
+                Scales::E8M0(scales) | Scales::Nvfp4 { blocks: scales, .. } => scales,
+            };
+            alloc::vec![x.codes(), scales]
+        }
     }
 }
 
-fn format_name(format: StateFormat) -> Result<(&'static str, Dtype), CheckpointError> {
-    let known = FORMATS.iter().find(|(known, _, _)| *known == format);
-    known.map(|&(_, name, dtype)| (name, dtype)).ok_or(CheckpointError::Unsupported {
-        argument: "format",
-        reason: "this format of states has no name in version 1",
-    })
+fn format_json(format: StateFormat) -> Value {
+    match format {
+        StateFormat::F32 | StateFormat::Bf16 => json!(format.to_string()),
+        StateFormat::Blocks(format) => json!({
+            "element": format.element().to_string(),
+            "block": format.block().to_string(),
+            "scale": if format.scale() == BlockScale::Amax { "amax" } else { "ceil" },
+        }),
+    }
 }
 
-fn format_named(key: &str, name: &str) -> Result<(StateFormat, Dtype), CheckpointError> {
-    let known = FORMATS.iter().find(|(_, known, _)| *known == name);
-    known.map(|&(format, _, dtype)| (format, dtype)).ok_or_else(|| CheckpointError::Metadata {
-        key: key.into(),
-        expected: "a format of states that this version knows",
-        got: format!("`{name}`"),
-    })
+impl TensorState {
+    fn states(&self) -> States {
+        States { m: self.m.format(), v: self.v.format() }
+    }
 }
 
 /// Saves an optimizer, and its reset schedule if it has one, under `path`: the file there is replaced at once, or not at all.
@@ -277,7 +304,7 @@ pub fn save(path: impl AsRef<Path>, optimizer: &AdamW, resets: Option<&Resets>) 
 /// The start of the file up to the data, which begin at a multiple of 8, and the data: wider elements first, as
 /// safetensors orders them, without gaps.
 fn lay_out<'a>(optimizer: &'a AdamW, resets: Option<&Resets>) -> Result<(Vec<u8>, Vec<&'a [u8]>), CheckpointError> {
-    let mut metadata = optimizer_metadata(optimizer)?;
+    let mut metadata = optimizer_metadata(optimizer);
     if let Some(resets) = resets {
         metadata.insert("resets".into(), resets_json(resets)?.to_string());
     }
@@ -288,10 +315,11 @@ fn lay_out<'a>(optimizer: &'a AdamW, resets: Option<&Resets>) -> Result<(Vec<u8>
         if let Some(first) = ids.insert(name.clone(), id) {
             return Err(CheckpointError::SameName { name, first, second: id });
         }
-        metadata.insert(format!("tensor.{name}"), tensor_json(id, state)?.to_string());
-        for (suffix, moment) in [("m", &state.m), ("v", &state.v)] {
-            let (format, bytes) = stored(moment);
-            entries.push((format_name(format)?.1, format!("{name}::{suffix}"), moment.len(), bytes));
+        metadata.insert(format!("tensor.{name}"), tensor_json(id, state).to_string());
+        for (which, moment) in [("m", &state.m), ("v", &state.v)] {
+            for ((suffix, dtype, n), bytes) in parts(moment.format(), moment.len()).into_iter().zip(bytes(moment)) {
+                entries.push((dtype, format!("{name}::{which}{suffix}"), n, bytes));
+            }
         }
     }
     entries.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
@@ -311,13 +339,13 @@ fn lay_out<'a>(optimizer: &'a AdamW, resets: Option<&Resets>) -> Result<(Vec<u8>
     Ok((start, data))
 }
 
-fn optimizer_metadata(optimizer: &AdamW) -> Result<BTreeMap<String, String>, CheckpointError> {
+fn optimizer_metadata(optimizer: &AdamW) -> BTreeMap<String, String> {
     let mut metadata: BTreeMap<String, String> = KNOWN.iter().map(|&(key, known)| (key.into(), known.into())).collect();
     let mut put = |key: &str, value: String| metadata.insert(key.into(), value);
     put("halfulp", "optimizer".into());
     put("step", optimizer.step.to_string());
     put("offset", optimizer.offset.to_string());
-    let groups = optimizer.groups.iter().map(group_json).collect::<Result<Vec<_>, _>>()?;
+    let groups: Vec<Value> = optimizer.groups.iter().map(group_json).collect();
     put("groups", json!(groups).to_string());
     for (prefix, rounding) in [("", optimizer.states), ("parameter_", optimizer.parameters)] {
         let (name, seed) = match rounding {
@@ -330,13 +358,13 @@ fn optimizer_metadata(optimizer: &AdamW) -> Result<BTreeMap<String, String>, Che
             put(&format!("{prefix}seed"), seed.to_string());
         }
     }
-    Ok(metadata)
+    metadata
 }
 
 /// What this version writes, and all that it reads.
 const KNOWN: [(&str, &str); 4] = [("version", "1"), ("stream", "1"), ("arithmetic", "1"), ("optimizer", "adamw")];
 
-fn group_json(group: &ParameterGroup) -> Result<Value, CheckpointError> {
+fn group_json(group: &ParameterGroup) -> Value {
     let AdamWConfig { lr, beta1, beta2, eps, weight_decay, maximize, amsgrad: _ } = group.config;
     let config = json!({
         "lr": lr.to_string(),
@@ -346,21 +374,22 @@ fn group_json(group: &ParameterGroup) -> Result<Value, CheckpointError> {
         "weight_decay": weight_decay.to_string(),
         "maximize": maximize,
     });
-    Ok(json!({ "format": format_name(group.format)?.0, "hyper_parameters": config }))
+    let States { m, v } = group.states;
+    json!({ "m": format_json(m), "v": format_json(v), "hyper_parameters": config })
 }
 
-fn tensor_json(id: u64, state: &TensorState) -> Result<Value, CheckpointError> {
-    Ok(json!({
+fn tensor_json(id: u64, state: &TensorState) -> Value {
+    json!({
         "id": id.to_string(),
         "named": state.name.is_some(),
         "age": state.age.to_string(),
         "first_age": state.first_age.to_string(),
         "first": state.first.to_string(),
         "shape": [state.m.len().to_string()],
-        "m": format_name(stored(&state.m).0)?.0,
-        "v": format_name(stored(&state.v).0)?.0,
+        "m": format_json(state.m.format()),
+        "v": format_json(state.v.format()),
         "group": state.group.to_string(),
-    }))
+    })
 }
 
 fn resets_json(resets: &Resets) -> Result<Value, CheckpointError> {
@@ -413,9 +442,12 @@ pub fn load(path: impl AsRef<Path>) -> Result<Checkpoint, CheckpointError> {
     check_known(metadata)?;
     let top = Top(metadata);
     let groups = groups_of(&top.json("groups")?)?;
-    let optimizer = AdamW::new(groups[0].config, groups[0].format, top.rounding("")?)?
+    let optimizer = AdamW::new(groups[0].config, groups[0].states, top.rounding("")?)?
         .parameter_rounding(top.rounding("parameter_")?)?;
-    let mut optimizer = AdamW { groups, step: top.integer("step")?, offset: top.integer("offset")?, ..optimizer };
+    let mut optimizer = AdamW { step: top.integer("step")?, offset: top.integer("offset")?, ..optimizer };
+    for &group in &groups[1..] {
+        optimizer.add_group(group)?;
+    }
     let resets = metadata.get("resets").map(|_| resets_of(&top.json("resets")?)).transpose()?;
     let names: Vec<String> =
         metadata.keys().filter_map(|key| key.strip_prefix("tensor.")).map(ToString::to_string).collect();
@@ -452,8 +484,7 @@ pub fn restore(path: impl AsRef<Path>, optimizer: &mut AdamW) -> Result<Option<R
         if state.first != there.first {
             return Err(CheckpointError::Part { name: name(), expected: state.first, got: there.first });
         }
-        let formats = |state: &TensorState| (stored(&state.m).0, stored(&state.v).0);
-        let (expected, got) = (formats(state), formats(there));
+        let (expected, got) = (state.states(), there.states());
         if expected != got {
             return Err(CheckpointError::Format { name: name(), expected, got });
         }
@@ -521,15 +552,12 @@ impl<'a> Source<'a> {
             return Err(described.refuse("id", "the id that goes with the name", &id.to_string()));
         }
         let n = described.shape()?;
-        let mut moment = |field: &str| {
-            let format = described.text(field)?;
-            self.moment(format!("{name}::{field}"), format_named(&format!("{}: {field}", described.key), format)?, n)
-        };
+        let mut moment = |field: &str| self.moment(&format!("{name}::{field}"), described.format(field)?, n);
         let (m, v) = (moment("m")?, moment("v")?);
         let (age, first_age) = (described.integer("age")?, described.integer("first_age")?);
         let (first, group) = (described.integer("first")?, described.integer("group")?);
-        let fits =
-            |group: usize| groups.get(group).is_some_and(|group| [&m, &v].map(|m| stored(m).0) == [group.format; 2]);
+        let states = States { m: m.format(), v: v.format() };
+        let fits = |group: usize| groups.get(group).is_some_and(|group| group.states == states);
         let group = usize::try_from(group).ok().filter(|&group| fits(group)).ok_or_else(|| {
             described.refuse("group", "the number of a group that stores states in these formats", &group.to_string())
         })?;
@@ -537,24 +565,33 @@ impl<'a> Source<'a> {
     }
 
     /// A moment of `n` elements.
-    fn moment(
-        &mut self,
-        name: String,
-        (format, expected): (StateFormat, Dtype),
-        n: usize,
-    ) -> Result<Moment, CheckpointError> {
+    fn moment(&mut self, name: &str, format: StateFormat, n: usize) -> Result<Moment, CheckpointError> {
+        // All are looked at before memory is taken for any.
+        let mut offsets = Vec::new();
+        for (suffix, dtype, length) in parts(format, n) {
+            offsets.push(self.offsets(format!("{name}{suffix}"), dtype, length)?);
+        }
+        let mut bytes = Vec::new();
+        for (start, end) in offsets {
+            let begun = bytes.len();
+            bytes.resize(begun + (end - start), 0);
+            let at = SeekFrom::Start(self.data + start as u64);
+            let read = self.file.seek(at).and_then(|_| self.file.read_exact(&mut bytes[begun..]));
+            read.map_err(|source| CheckpointError::Io { action: "read", path: self.path.into(), source })?;
+        }
+        Ok(Moment::from_bytes(format, n, &bytes).expect("as many bytes as the dtypes and lengths say"))
+    }
+
+    /// Where the data of a tensor are.
+    fn offsets(&mut self, name: String, dtype: Dtype, length: usize) -> Result<(usize, usize), CheckpointError> {
         let Some(info) = self.tensors.remove(&name) else { return Err(CheckpointError::MissingTensor { name }) };
-        if info.dtype != expected {
-            return Err(CheckpointError::Dtype { name, expected, got: info.dtype });
+        if info.dtype != dtype {
+            return Err(CheckpointError::Dtype { name, expected: dtype, got: info.dtype });
         }
-        if info.shape != [n] {
-            return Err(CheckpointError::Shape { name, expected: [n].into(), got: info.shape });
+        if info.shape != [length] {
+            return Err(CheckpointError::Shape { name, expected: [length].into(), got: info.shape });
         }
-        let mut moment = Moment::zeroed(format, n);
-        let at = SeekFrom::Start(self.data + info.data_offsets.0 as u64);
-        let read = self.file.seek(at).and_then(|_| self.file.read_exact(bytes_mut(&mut moment)));
-        read.map_err(|source| CheckpointError::Io { action: "read", path: self.path.into(), source })?;
-        Ok(moment)
+        Ok(info.data_offsets)
     }
 }
 
@@ -662,6 +699,34 @@ impl<'a> Fields<'a> {
         text.parse().map_err(|_| self.refuse(field, "a number as a decimal string", text))
     }
 
+    /// A format of states.
+    fn format(&self, field: &str) -> Result<StateFormat, CheckpointError> {
+        let value = self.value(field)?;
+        let key = format!("{}: {field}", self.key);
+        if value.is_object() {
+            return Fields::of(&key, value)?.blocks();
+        }
+        let unscaled = [StateFormat::F32, StateFormat::Bf16];
+        let known = unscaled.into_iter().find(|format| value.as_str() == Some(&format.to_string()));
+        known.ok_or_else(|| self.refuse(field, "a format of states that this version knows", &value.to_string()))
+    }
+
+    /// This object as a format of states in blocks.
+    fn blocks(&self) -> Result<StateFormat, CheckpointError> {
+        let name = self.text("element")?;
+        let scaled = |format: &StateFormat| matches!(format, StateFormat::Blocks(_)) && format.to_string() == name;
+        let format = name.parse().ok().filter(scaled);
+        let format = format.ok_or_else(|| self.refuse("element", "a format of 8 or 4 bits for states", name))?;
+        let block = self.integer("block")?;
+        let sized = usize::try_from(block).ok().and_then(|block| format.block(block).ok());
+        let format = sized.ok_or_else(|| self.refuse("block", "32, 64, 128 or 256", &block.to_string()))?;
+        match self.text("scale")? {
+            "ceil" => Ok(format),
+            "amax" => Ok(format.amax()),
+            other => Err(self.refuse("scale", "`ceil` or `amax`", other)),
+        }
+    }
+
     /// The only length of `shape`.
     fn shape(&self) -> Result<usize, CheckpointError> {
         let value = self.value("shape")?;
@@ -686,7 +751,7 @@ fn groups_of(value: &Value) -> Result<Vec<ParameterGroup>, CheckpointError> {
 
 fn group_of(value: &Value) -> Result<ParameterGroup, CheckpointError> {
     let group = Fields::of("groups", value)?;
-    let (format, _) = format_named("groups: format", group.text("format")?)?;
+    let states = States { m: group.format("m")?, v: group.format("v")? };
     let fields = Fields::of("groups: hyper_parameters", group.value("hyper_parameters")?)?;
     let config = AdamWConfig {
         lr: fields.number("lr")?,
@@ -697,8 +762,7 @@ fn group_of(value: &Value) -> Result<ParameterGroup, CheckpointError> {
         maximize: fields.boolean("maximize")?,
         amsgrad: false,
     };
-    config.check()?;
-    Ok(ParameterGroup { config, format })
+    Ok(ParameterGroup { config, states })
 }
 
 fn resets_of(value: &Value) -> Result<Resets, CheckpointError> {

@@ -1,6 +1,6 @@
 //! What a step is told beside its gradients.
 
-use super::{Clipped, OptimError};
+use super::{Clipped, OptimError, StepReport};
 
 /// Loss scaling, clipping and skipping of one step.
 ///
@@ -55,11 +55,11 @@ impl StepControl {
 }
 
 /// Whether a step was executed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum StepOutcome {
     /// It was.
-    Executed,
+    Executed(StepReport),
     /// It was left out: parameters, moments, ages and the step are what they were.
     Skipped,
 }

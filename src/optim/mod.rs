@@ -1,7 +1,7 @@
 //! Optimizer steps whose states are stored in few bits: the arithmetic in f32, one rounding for each stored value.
 //!
-//! [`AdamW`] steps tensors in CPU memory. Its moments are f32 or BF16, rounded to nearest or stochastically; parameters and
-//! gradients are f32, BF16 or FP16. A stored value is a pure function of the inputs, the seed, the step and the element's
+//! [`AdamW`] steps tensors in CPU memory. Its moments are f32, BF16, or 8 or 4 bits in blocks that share a scale, rounded to
+//! nearest or stochastically; parameters and gradients are f32, BF16 or FP16. A stored value is a pure function of the inputs, the seed, the step and the element's
 //! place: the same bits for any number of threads, at any instruction-set level, and resumed as straight through.
 //!
 //! Around the step: [`ParameterGroup`]s; [`StepControl`] for loss scales, clipping and steps left out; [`ChunkSums`] and
@@ -19,6 +19,26 @@
 //! assert!(w.iter().all(|w| w.abs() < 0.4));
 //! # Ok::<(), halfulp::optim::OptimError>(())
 //! ```
+//!
+//! # Moments in blocks
+//!
+//! A block of 128 elements (32, 64 or 256 if asked for; the last may be shorter) has one scale, by default the smallest power
+//! of two under which its largest new value is no larger than the largest of the format. Powers of two keep the grid still
+//! from step to step, so that what did not change is not rounded again.
+//!
+//! - A second moment above zero is never stored as zero: below the smallest positive code it becomes that code. This is the one
+//!   place where stochastic rounding is left; it makes `v` larger, and steps smaller, where a zero would make them boundless.
+//! - A block with a new value that is NaN or infinite, as after such a gradient, becomes NaN as a whole, and
+//!   [`StepReport`] counts it. The parameter of the element itself is NaN whatever the moments are stored in.
+//!
+//! | [`States`] | bytes a parameter |
+//! |---|---|
+//! | `F32` | 8 |
+//! | `Bf16` | 4 |
+//! | `m: Bf16`, `v: UE4M4` or another of 8 bits | 3.008 |
+//! | `m: E4M3` or `E5M2`, `v: UE4M4`, `UE5M3`, `E4M3` or `E5M2` | 2.016 |
+//! | `m: E4M3` or `E5M2`, `v: UE2M2NZ` | 1.516 |
+//! | `FP4` | 1.016 |
 
 mod adamw;
 #[cfg(feature = "checkpoint")]
@@ -30,6 +50,7 @@ mod reset;
 mod rule;
 mod shard;
 mod state;
+mod store;
 mod tensor;
 
 pub use adamw::{AdamW, AdamWConfig, Parameter, ParameterGroup};
@@ -44,11 +65,16 @@ pub use rule::Scalars;
 #[cfg(feature = "stall")]
 pub(crate) use rule::power;
 pub use shard::{Shard, ShardError};
-pub use state::{Moment, Real, StateFormat};
+pub use state::{Moment, ParseStateFormatError, Real, StateFormat, States};
+#[cfg(any(feature = "stall", all(test, feature = "cuda")))]
+pub(crate) use store::BlockEncoder;
+#[cfg(feature = "stall")]
+pub(crate) use store::{Drawer, Noise, StoreBlocks};
 #[cfg(feature = "cuda")]
 pub(crate) use tensor::{Entry, Tensor, check};
 
 use alloc::string::String;
+use core::ops::AddAssign;
 
 /// How values are rounded when they are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +109,21 @@ impl Rounding {
     }
 }
 
+/// What came of a step, besides the step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StepReport {
+    /// Blocks of moments, first and second ones, that hold a NaN: a new value was a NaN or infinite, as it is after such a
+    /// gradient, or where the block was NaN before. All of such a block reads NaN from the next step on.
+    pub nan_blocks: u64,
+}
+
+impl AddAssign for StepReport {
+    fn add_assign(&mut self, other: Self) {
+        self.nan_blocks += other.nan_blocks;
+    }
+}
+
 /// What an optimizer refuses. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -104,6 +145,16 @@ pub enum OptimError {
         argument: &'static str,
         /// Why.
         reason: &'static str,
+    },
+    /// A format that a moment can't be stored in.
+    #[error("{argument}: expected {expected}, got {got}")]
+    State {
+        /// The moment: `m` or `v`.
+        argument: &'static str,
+        /// What it can be.
+        expected: &'static str,
+        /// What came.
+        got: StateFormat,
     },
     /// Gradients or a state of another length than the parameters.
     #[error("{argument} of tensor {tensor}: expected {expected} elements, got {got}")]
@@ -127,31 +178,23 @@ pub enum OptimError {
         /// What came.
         got: usize,
     },
-    /// A parameter group with another state format than the tensor has been stepped in.
-    #[error("group of tensor {tensor}: expected one of state format {expected:?}, as its states have, got {got:?}")]
-    GroupFormat {
+    /// A parameter group whose states are stored otherwise than those that the tensor has.
+    #[error("group of tensor {tensor}: expected one with moments in {expected}, as the tensor's are, got {got}")]
+    GroupStates {
         /// The tensor, by name or number.
         tensor: String,
-        /// Format of its states.
-        expected: StateFormat,
-        /// Of the group.
-        got: StateFormat,
+        /// What the tensor's moments are stored as.
+        expected: States,
+        /// What the group's are.
+        got: States,
     },
-    /// A part of a tensor that is not cut at a multiple of 4096 elements, or at the end of the tensor.
-    #[error(
-        "{argument} of the part of tensor {tensor}: expected a multiple of 4096 or the end of the tensor, the nearest {below} and {above}, got {got}"
-    )]
+    /// A part of a tensor that is no [`Shard`] of it.
+    #[error("part of tensor {tensor}: {source}")]
     Cut {
-        /// Which cut: the first element or the end.
-        argument: &'static str,
         /// The tensor, by name or number.
         tensor: String,
-        /// The nearest cut below.
-        below: u64,
-        /// The nearest cut above.
-        above: u64,
-        /// What came.
-        got: u64,
+        /// What is wrong with its range.
+        source: ShardError,
     },
     /// Another part of a tensor than was stepped before.
     #[error("part of tensor {tensor}: expected element {expected} first, as in the steps before, got {got}")]

@@ -7,9 +7,6 @@ use alloc::string::String;
 use super::{OptimError, Shard};
 use crate::random::tensor_id;
 
-/// Parts of a tensor begin and end at multiples of this: whole blocks of every state format.
-const CUT: u64 = Shard::CUT;
-
 /// A tensor, by name or number, whole or in part.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tensor<'a> {
@@ -66,15 +63,9 @@ impl<'a> Tensor<'a> {
 
     /// Refuses a part of `n` elements that is not cut where parts are.
     fn check_cuts(&self, n: u64) -> Result<(), OptimError> {
-        let whole = self.whole(n);
-        for (argument, got) in [("first element", self.first()), ("end", self.first().saturating_add(n))] {
-            if got > whole || !got.is_multiple_of(CUT) && got != whole {
-                let below = got.min(whole) / CUT * CUT;
-                let above = below.saturating_add(CUT).min(whole);
-                return Err(OptimError::Cut { argument, tensor: self.text(), below, above, got });
-            }
-        }
-        Ok(())
+        let range = self.first()..self.first().saturating_add(n);
+        let shard = Shard::new(range, self.whole(n));
+        shard.map(drop).map_err(|source| OptimError::Cut { tensor: self.text(), source })
     }
 }
 
@@ -127,13 +118,14 @@ mod tests {
         );
         let wrong = |argument: &str, below: u64, above: u64, got: u64| {
             Err(format!(
-                "{argument} of the part of tensor `w`: expected a multiple of 4096 or the end of the tensor, the nearest {below} and {above}, got {got}"
+                "part of tensor `w`: {argument}: expected a multiple of 4096 or the tensor's end, of which {below} and {above} are nearest, got {got}"
             ))
         };
-        assert_eq!(of(100, 4096, 10_000), wrong("first element", 0, 4096, 100));
+        assert_eq!(of(100, 4096, 10_000), wrong("start", 0, 4096, 100));
         assert_eq!(of(4096, 100, 10_000), wrong("end", 4096, 8192, 4196));
         assert_eq!(of(8192, 1000, 10_000), wrong("end", 8192, 10_000, 9192));
-        assert_eq!(of(8192, 4096, 10_000), wrong("end", 8192, 10_000, 12_288));
+        let beyond = "part of tensor `w`: range: expected start <= end <= 10000, the tensor's length, got 8192..12288";
+        assert_eq!(of(8192, 4096, 10_000), Err(beyond.into()));
         assert!(Tensor::numbered(1).check_cuts(77).is_ok());
     }
 }

@@ -3,7 +3,7 @@
 use core::iter::Sum;
 use core::ops::{Add, AddAssign, Range};
 
-use crate::format::{Element, Format};
+use crate::format::{BlockVec, Element, Format};
 use crate::measure::fold;
 use crate::optim::Moment;
 use crate::random::BLOCK;
@@ -32,6 +32,7 @@ enum Data<'a> {
     F32(&'a [f32]),
     Codes8(&'a [u8], Format),
     Codes16(&'a [u16], Format),
+    Blocks(&'a BlockVec),
 }
 
 impl<'a> From<&'a [f32]> for StateView<'a> {
@@ -56,7 +57,14 @@ impl<'a> From<&'a Moment> for StateView<'a> {
         match moment {
             Moment::F32(values) => values[..].into(),
             Moment::Bf16(values) => values[..].into(),
+            Moment::Blocks(values) => values.into(),
         }
+    }
+}
+
+impl<'a> From<&'a BlockVec> for StateView<'a> {
+    fn from(values: &'a BlockVec) -> Self {
+        Self { data: Data::Blocks(values), scales: None }
     }
 }
 
@@ -79,6 +87,7 @@ impl<'a> StateView<'a> {
             Data::F32(values) => values.len(),
             Data::Codes8(codes, _) => codes.len(),
             Data::Codes16(codes, _) => codes.len(),
+            Data::Blocks(values) => values.len(),
         }
     }
 
@@ -98,13 +107,22 @@ impl<'a> StateView<'a> {
             Data::F32(values) => values[i].into(),
             Data::Codes8(codes, format) => format.value(codes[i].into()),
             Data::Codes16(codes, format) => format.value(codes[i]),
+            Data::Blocks(values) => values.format().element().value(values.code(i)),
         };
         // At most 24 bits either: f64 holds the product exactly.
         unscaled * self.scale(i)
     }
 
     fn scale(&self, i: usize) -> f64 {
-        self.scales.map_or(1.0, |(scales, block)| scales[i / block].into())
+        let own = match self.data {
+            Data::Blocks(values) => values.scales().get(i / values.format().block()),
+            _ => 1.0,
+        };
+        own * self.scales.map_or(1.0, |(scales, block)| scales[i / block].into())
+    }
+
+    fn is_scaled(&self) -> bool {
+        self.scales.is_some() || matches!(self.data, Data::Blocks(_))
     }
 
     /// Reads up to [`BLOCK`] values.
@@ -121,6 +139,7 @@ impl<'a> StateView<'a> {
             Data::F32(_) => return value == self.value(i),
             Data::Codes8(codes, format) => (codes[i].into(), format),
             Data::Codes16(codes, format) => (codes[i], format),
+            Data::Blocks(values) => (values.code(i), values.format().element()),
         };
         let (nearest, _) = encode(value / self.scale(i), 0, format, Mode::NearestEven, Overflow::Saturate);
         format.value(nearest) == format.value(code)
@@ -318,6 +337,6 @@ impl<'a> Comparison<'a> {
 
     /// Whether a value that changed has the code of the old one on a grid that moved.
     fn keeps_code(&self, i: usize, old: f64) -> bool {
-        self.new.scales.is_some() && self.new.is_nearest_to(i, old)
+        self.new.is_scaled() && self.new.is_nearest_to(i, old)
     }
 }

@@ -6,9 +6,9 @@ use super::error::check;
 use super::meter::StateView;
 use super::simulation::SimulationError;
 use crate::cast::Cast;
-use crate::format::{Format, power_of_two_scale};
-use crate::measure::amax;
-use crate::optim::Rounding;
+use crate::format::{BlockScale, Format};
+use crate::isa::{Isa, at_level};
+use crate::optim::{BlockEncoder, Drawer, Noise, Rounding, StoreBlocks};
 use crate::random::{Draw, Role};
 
 /// How values share a scale: each block of this many elements (the last may be shorter) has its own.
@@ -17,13 +17,12 @@ use crate::random::{Draw, Role};
 pub enum Scaling {
     /// Values are stored as they are.
     Unscaled,
-    /// [`power_of_two_scale`] of the block's largest magnitude: scaling never rounds, and the grid stands still for as long
-    /// as the exponent does.
+    /// [`BlockScale::Ceil`]: scaling never rounds, and the grid stands still for as long as the exponent does.
     PowerOfTwo {
         /// Elements of a block.
         block: usize,
     },
-    /// The block's largest magnitude over the largest value of the format, rounded up in f32: the grid moves every step.
+    /// [`BlockScale::Amax`]: the grid moves every step.
     Amax {
         /// Elements of a block.
         block: usize,
@@ -37,6 +36,15 @@ impl Scaling {
         match self {
             Self::Unscaled => None,
             Self::PowerOfTwo { block } | Self::Amax { block } => Some(block),
+        }
+    }
+
+    /// How an optimizer stores blocks of such values, if they are scaled and if it can.
+    fn encoder(self, format: Format, role: Role) -> Option<BlockEncoder> {
+        match self {
+            Self::Unscaled => None,
+            Self::PowerOfTwo { .. } => BlockEncoder::new(format, BlockScale::Ceil, role),
+            Self::Amax { .. } => BlockEncoder::new(format, BlockScale::Amax, role),
         }
     }
 }
@@ -95,6 +103,12 @@ impl Storage {
         if self.format.is_none() && self.scaling != Scaling::Unscaled {
             return unsupported("scaling", "values in f32 are not scaled");
         }
+        if let Some(format) = self.format
+            && self.scaling != Scaling::Unscaled
+            && self.scaling.encoder(format, role).is_none()
+        {
+            return unsupported("scaling", "values that are scaled lie within the normal range of f32");
+        }
         Ok(check(self.scaling.block() != Some(0), "block", "1 element or more", 0.0)?)
     }
 }
@@ -102,7 +116,8 @@ impl Storage {
 /// A moment as stored: codes, scales, and the values that they stand for.
 ///
 /// Second moments stored with a scale keep above zero what was above zero: a positive value below the smallest positive
-/// code is stored as that code, so that no step divides by zero. NaN is stored as [`Cast`] does; it does not enter scales.
+/// code is stored as that code, so that no step divides by zero. Scaled, it is an optimizer's own code that stores, and a
+/// block with a NaN or an infinity reads NaN; unscaled, [`Cast`] stores.
 ///
 /// ```
 /// use halfulp::{Format, random::Role, stall::{Scaling, State, Storage}};
@@ -135,20 +150,9 @@ impl State {
     pub fn zeroed(storage: Storage, role: Role, n: usize) -> Result<Self, SimulationError> {
         storage.check(role)?;
         let decoded = storage.format.map_or([].into(), |format| format.values().map(|(_, value)| value).collect());
-        let blocks = storage.scaling.block().map_or(0, |block| n.div_ceil(block));
-        let codes = if storage.format.is_some() { vec![0; n] } else { Vec::new() };
-        let mut state = Self {
-            storage,
-            role,
-            tensor: 0,
-            first: 0,
-            decoded,
-            codes,
-            scales: vec![1.0; blocks],
-            values: vec![0.0; n],
-        };
-        state.decode();
-        Ok(state)
+        let (codes, scales, values) = (Vec::new(), Vec::new(), Vec::new());
+        let empty = Self { storage, role, tensor: 0, first: 0, decoded, codes, scales, values };
+        Ok(empty.restarted(&vec![0.0; n]))
     }
 
     /// The tensor whose draws it takes.
@@ -200,36 +204,23 @@ impl State {
     }
 
     fn encode(&mut self, new: &[f32], format: Format, step: u64) {
-        let Self { storage, role, tensor, first, ref mut codes, ref mut scales, .. } = *self;
-        let block = storage.scaling.block().unwrap_or(new.len()).max(1);
-        let floor = role == Role::SecondMoment && storage.scaling != Scaling::Unscaled && format.has_zero();
-        for (b, (new, codes)) in new.chunks(block).zip(codes.chunks_mut(block)).enumerate() {
-            let cast = match storage.rounding {
-                Rounding::Stochastic { seed } => {
-                    let draw = Draw::seeded(seed).step(step).tensor(tensor).role(role);
-                    Cast::stochastic(draw.at(first.wrapping_add((b * block) as u64))).draws_of_16_bits()
-                }
-                _ => Cast::nearest(),
+        let Self { storage: Storage { rounding, scaling, .. }, role, tensor, first, .. } = *self;
+        let draw = match rounding {
+            Rounding::Stochastic { seed } => Some(Draw::seeded(seed).step(step).tensor(tensor).role(role)),
+            _ => None,
+        };
+        let Some(block) = scaling.block() else {
+            let cast = match draw {
+                Some(draw) => Cast::stochastic(draw.at(first)).draws_of_16_bits(),
+                None => Cast::nearest(),
             };
-            let stored = match storage.scaling {
-                Scaling::Unscaled => cast.into_codes(new, format, codes),
-                Scaling::PowerOfTwo { .. } => {
-                    let k = power_of_two_scale(format, amax(new));
-                    scales[b] = power_of_two(k);
-                    cast.scale(k).into_codes(new, format, codes)
-                }
-                Scaling::Amax { .. } => {
-                    let scale = amax_scale(format, amax(new));
-                    scales[b] = scale;
-                    let quotients: Vec<f64> = new.iter().map(|&x| f64::from(x) / f64::from(scale)).collect();
-                    cast.into_codes(&quotients, format, codes)
-                }
-            };
-            stored.expect("as many codes as values, and no NaN is refused");
-            if floor {
-                keep_positive(new, codes);
-            }
-        }
+            cast.into_codes(new, format, &mut self.codes).expect("as many codes as values, and no NaN is refused");
+            return;
+        };
+        let encoder = scaling.encoder(format, role).expect("checked when the state was made");
+        let drawer = &mut Drawer::new(&draw.map_or(Noise::None, Noise::Draw));
+        let (codes, scales) = (&mut self.codes[..], &mut self.scales[..]);
+        at_level(Isa::best(), StoreBlocks { encoder: &encoder, drawer, first, block, new, codes, scales });
     }
 
     /// The same state with other elements, stored to nearest.
@@ -255,27 +246,5 @@ impl State {
                 *value = (decoded[usize::from(code) & mask] * scale) as f32;
             }
         }
-    }
-}
-
-/// The floor of second moments: what is above zero is stored as the smallest positive code at least.
-fn keep_positive(new: &[f32], codes: &mut [u16]) {
-    for (code, &x) in codes.iter_mut().zip(new) {
-        *code = (*code).max(u16::from(x > 0.0));
-    }
-}
-
-/// `2^k` for the exponents of [`power_of_two_scale`].
-fn power_of_two(k: i32) -> f32 {
-    f32::from_bits(((k + 127) as u32) << 23)
-}
-
-/// The largest magnitude over the largest value, rounded up in f32; 1 for a block of zeros.
-fn amax_scale(format: Format, amax: f64) -> f32 {
-    let nearest = (amax / format.max()) as f32;
-    match f64::from(nearest) * format.max() {
-        _ if amax == 0.0 => 1.0,
-        reach if reach < amax => nearest.next_up(),
-        _ => nearest,
     }
 }

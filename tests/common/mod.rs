@@ -1,6 +1,9 @@
 //! The oracle: formats as lists of values, rounding as comparison of exact f64 numbers. It shares no code with the crate.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+#[cfg(feature = "std")]
+pub(crate) mod reference;
+
 use halfulp::Format;
 
 /// A format written down anew: exponent bits, fraction bits, bias, and the kind of its top codes.

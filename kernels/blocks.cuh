@@ -1,0 +1,124 @@
+// Moments in blocks that share a power-of-two scale, beside src/optim/store.rs: decoding, the scale of a block, encoding.
+//
+// A code is handled as the f32 whose exponent and fraction are its own: it stands for the value in units in which the
+// smallest normal value of the element format is that of f32. Between a value and that lies one multiplication by a power
+// of two, and codes are cut off above 23 - P dropped bits, after noise was added to those.
+#pragma once
+#include "round.cuh"
+
+// An element format: exponent and fraction bits, bias, whether it has a sign and a zero, the code of its largest value.
+template <int E_, int P_, int BIAS_, bool SIGNED_, bool ZERO_, u32 MAX_> struct BlockElement {
+    static const int E = E_, P = P_, BIAS = BIAS_, BITS = E_ + P_ + SIGNED_;
+    static const bool SIGNED = SIGNED_, ZERO = ZERO_;
+    static const u32 MAX = MAX_;
+    static const u32 MAGNITUDE = (1u << (E_ + P_)) - 1;
+    // Exponent and fraction of the largest value, as of an f32.
+    static const int MAX_EXPONENT = (int)(MAX_ >> P_) - BIAS_;
+    static const u32 MAX_FRACTION = (MAX_ & ((1u << P_) - 1)) << (23 - P_);
+    // Code 1 as the f32 of its exponent and fraction.
+    static const u32 ONE = 1u << (23 - P_);
+};
+typedef BlockElement<4, 3, 7, true, true, 0x7E> E4M3;
+typedef BlockElement<5, 2, 15, true, true, 0x7B> E5M2;
+typedef BlockElement<5, 3, 15, false, true, 0xFE> UE5M3;
+typedef BlockElement<4, 4, 7, false, true, 0xFE> UE4M4;
+typedef BlockElement<2, 1, 1, true, true, 7> E2M1;
+typedef BlockElement<2, 2, 1, false, false, 15> UE2M2Nz;
+
+#define NAN_SCALE 0xFFu
+
+// The E8M0 code of the scale of a block whose largest magnitude has these f32 bits: 2^k with k the smallest integer with
+// amax <= max 2^k, at least -126; NaN if not all of the block is finite.
+template <class T> FN u32 scale_code(u32 amax) {
+    // The sum carries into the exponent where the fraction is above that of max.
+    int code = (int)((amax + (0x7FFFFF - T::MAX_FRACTION)) >> 23) - T::MAX_EXPONENT;
+    code = code > 1 ? code : 1;
+    return amax < F32_INFINITY ? (u32)code : NAN_SCALE;
+}
+
+// 2^k of k + 127 from -22 to 254: subnormal from 0 down.
+FN float power_of_two(int exponent) { return float_of(exponent > 0 ? (u32)exponent << 23 : 1u << (22 + exponent)); }
+
+// What decoding multiplies by, twice: the second factor is 1 but for the scales of blocks beyond 2^BIAS max.
+struct Unit {
+    float first, second;
+};
+template <class T> FN Unit unit(u32 scale) {
+    int exponent = (int)scale + 127 - T::BIAS;
+    int beyond = exponent > 254 ? exponent - 254 : 0;
+    Unit u = {power_of_two(exponent - beyond), power_of_two(127 + beyond)};
+    // A NaN makes all NaN.
+    u.second = scale == NAN_SCALE ? float_of(CANONICAL_NAN) : u.second;
+    return u;
+}
+
+// Code i of a word, as the f32 of its exponent and fraction.
+template <class T> FN float placed(u32 word, int i) {
+    u32 top = word << (32 - T::BITS * (i + 1));
+    u32 bits = T::SIGNED ? (u32)((int)top >> (8 - T::E)) : top >> (9 - T::E);
+    bits &= (T::SIGNED ? 0x80000000u : 0) | T::MAGNITUDE << (23 - T::P);
+    // Code 0 of a format without zero is half of code 1.
+    return float_of(T::ZERO || bits > T::ONE / 2 ? bits : T::ONE / 2);
+}
+
+// The value of code i of a word.
+template <class T> FN float decode(u32 word, int i, Unit u) { return placed<T>(word, i) * u.first * u.second; }
+
+// Blocks up to BIAS beyond the scale 1 are near: one factor takes codes to values, and its inverse takes values to codes.
+template <class T> FN bool is_near(u32 scale) { return scale <= 127u + T::BIAS; }
+struct Near {
+    float encode, decode;
+};
+template <class T> FN Near near_unit(u32 scale) {
+    Near n = {power_of_two(127 + T::BIAS - (int)scale), power_of_two((int)scale + 127 - T::BIAS)};
+    return n;
+}
+template <class T> FN float decode_near(u32 word, int i, Near n) { return placed<T>(word, i) * n.decode; }
+
+// Below code 1 of a format without zero a ulp is half as long, and begins at code 0; what lies below that is code 0.
+template <class T> FN u32 folded(u32 bits) {
+    if (T::ZERO) return bits;
+    int below = 2 * (int)bits - (int)T::ONE;
+    below = below > 0 ? below : 0;
+    return below < (int)bits ? (u32)below : bits;
+}
+
+// |x| as the f32 of its code, with what goes up carried into it.
+template <class D> struct Carried;
+template <> struct Carried<Draws16> {
+    template <class T> FN_MEMBER u32 bits(float x, Near n, u32 draw) {
+        // Cut off toward zero, the product lies in the same of the 2^17 parts of a ulp: 23 - P bits are more than 17.
+        return folded<T>(bits_of(product_down(fabsf(x), n.encode))) + (draw << (7 - T::P) | 1u << (6 - T::P));
+    }
+};
+template <> struct Carried<NearestEven> {
+    template <class T> FN_MEMBER u32 bits(float x, Near n, u32) {
+        // What is cut off is told by an odd last bit.
+        float y = product_down(fabsf(x), n.encode);
+        u32 bits = folded<T>(bits_of(y) | (u32)(y * n.decode != fabsf(x)));
+        return bits + (T::ONE / 2 - 1) + (bits >> (23 - T::P) & 1);
+    }
+};
+
+// The code of x, a first moment or (SECOND) a second one, which is not negative and keeps above zero what is above zero. The
+// code stands at the top of the word, with anything below it.
+template <class T, class D, bool SECOND> FN u32 code_near(float x, Near n, u32 draw) {
+    u32 bits = Carried<D>::template bits<T>(x, n, draw);
+    if (SECOND && T::ZERO && x > 0.0f) bits = bits > T::ONE ? bits : T::ONE;
+    if (!T::SIGNED) return bits << (9 - T::E);
+    // No carry reaches the sign: |x| is at most the largest value.
+    return bits << (8 - T::E) | (bits_of(x) & 0x80000000u);
+}
+
+// The same, for the scales of all blocks that are not NaN.
+template <class T, class D, bool SECOND> FN u32 code_far(float x, u32 scale, u32 draw) {
+    const Target unscaled = {T::P, 23 - T::P, 128 - T::BIAS, T::MAX, T::MAX, T::BITS - 1, !T::SIGNED, 0,
+                             T::ZERO ? 0 : (u32)(128 - T::BIAS - T::P) << 23, T::MAX, 0, 0, 0};
+    // Exact, but for what is too far below the smallest value to be rounded up.
+    u32 result = code<D>(unscaled, bits_of(x * power_of_two(254 - (int)scale)), draw);
+    result = SECOND && T::ZERO && x > 0.0f && result == 0 ? 1 : result;
+    return result << (32 - T::BITS);
+}
+
+// Puts a code in front of those in a word: the last code of a word comes first.
+template <class T> FN u32 pushed(u32 word, u32 code) { return funnel(word, code, T::BITS); }
