@@ -9,7 +9,8 @@
 #include "memory.cuh"
 #include "random.cuh"
 
-#define THREADS 128
+// Threads of a block. Codes of 16 bits gain half a per cent from large blocks at 2^24 elements, on an H200.
+#define THREADS(width) (width == 16 ? 512 : 128)
 
 struct Cast {
     const void *x;
@@ -78,11 +79,11 @@ template <class S, class R, class D, int WIDTH> FN void cast(const Cast &c) {
     const int draws = D::bits == 16 ? 4 : 2; // in a group
     const int quads = WIDTH == 4 ? 2 : 1;    // in a run: enough for a store of 4 bytes
     const int runs = EACH / (4 * quads);
-    const u64 tile = (u64)blockIdx.x * (THREADS * EACH);
+    const u64 tile = (u64)blockIdx.x * (THREADS(WIDTH) * EACH);
     const u64 first = tile + threadIdx.x * (4 * quads);
-    const u64 stride = THREADS * 4 * quads;
+    const u64 stride = THREADS(WIDTH) * 4 * quads;
     u32 left = (1u << runs) - 1; // runs to be taken element by element
-    if (c.vector && c.n - tile >= THREADS * EACH) {
+    if (c.vector && c.n - tile >= THREADS(WIDTH) * EACH) {
         left = 0;
         u32 x[runs][quads][S::bytes];
         UNROLL for (int r = 0; r < runs; r++) load<quads * S::bytes>(x[r][0], (const char *)c.x + (first + r * stride) * S::bytes);
@@ -133,7 +134,7 @@ template <class S, class R, class D, int WIDTH> FN void cast(const Cast &c) {
 }
 
 #define ENTRY(name, S, R, D, WIDTH)                                                                                    \
-    extern "C" __global__ void __launch_bounds__(THREADS) name(const __grid_constant__ Cast c) { cast<S, R, D, WIDTH>(c); }
+    extern "C" __global__ void __launch_bounds__(THREADS(WIDTH)) name(const __grid_constant__ Cast c) { cast<S, R, D, WIDTH>(c); }
 
 #define ROUNDINGS(name, S, R, DRAWS, WIDTH)                                                                            \
     ENTRY(name##_nearest, S, R, NearestEven, WIDTH)                                                                    \

@@ -6,7 +6,7 @@ mod common;
 use common::reference::{Run, bits, code, store};
 use common::{Inputs, grids, pow2};
 use halfulp::format::{BlockFormat, BlockScale};
-use halfulp::optim::{AdamW, AdamWConfig, Moment, Rounding, StateFormat, States};
+use halfulp::optim::{AdamW, AdamWConfig, Moment, Parameter, Rounding, StateFormat, States};
 use halfulp::random::{Draws, Role};
 use halfulp::{Draw, Format, Isa, bf16, f16};
 
@@ -157,6 +157,30 @@ fn threads_change_nothing() {
         assert!(one.3[0] > 0);
         assert_eq!(one, run(2));
         assert_eq!(one, run(7));
+    }
+}
+
+/// Shards of a tensor, on optimizers of their own, get the bits of the whole.
+#[test]
+fn parts_are_the_whole() {
+    let n = 40_000;
+    let mut inputs = Inputs(8);
+    let g: Vec<f32> = (0..n).map(|_| gradient(Kind::NotFinite, inputs.next())).collect();
+    for states in SCALED.into_iter().chain([States { m: StateFormat::Bf16, v: StateFormat::UE4M4.amax() }]) {
+        let run = |first: usize, end: usize| {
+            let mut opt = AdamW::new(AdamWConfig::default(), states, Rounding::stochastic(3)).unwrap();
+            let (mut p, g) = (vec![1f32; end - first], &g[first..end]);
+            for _ in 0..3 {
+                opt.step_tensors(&mut [Parameter::named("w", &mut p, g).part(first as u64, n as u64)]).unwrap();
+            }
+            let (m, v) = opt.moments(halfulp::random::tensor_id("w")).unwrap();
+            [bits(&p), bits(&m.to_f32()), bits(&v.to_f32())]
+        };
+        let whole = run(0, n);
+        for (first, end) in [(0, 4096), (4096, 36_864), (36_864, n), (n, n)] {
+            let part = run(first, end);
+            assert!((0..3).all(|k| part[k] == whole[k][first..end]), "{states:?} {first}");
+        }
     }
 }
 

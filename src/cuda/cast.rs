@@ -4,7 +4,7 @@ use alloc::format;
 
 use half::{bf16, f16};
 
-use super::launch::{CastArguments, aligned, disjoint, keys, launch, pieces};
+use super::launch::{CastArguments, aligned, disjoint, keys, launch_by, pieces};
 use super::{CudaError, DeviceVec, ElementType, Gpu};
 use crate::cast::{Cast, GpuRounding};
 use crate::format::{Element, Format, PackedVec, SubByte};
@@ -182,7 +182,7 @@ impl Gpu {
     /// # Safety
     /// As [`cast_raw`](Self::cast_raw), with codes of `width` bits.
     unsafe fn cast_memory(&self, cast: &Cast<impl Draws>, memory: CastMemory, width: u32) -> Result<(), CudaError> {
-        let each = if width == 16 { 8 } else { 16 };
+        let (threads, each) = if width == 16 { (512, 8) } else { (128, 16) };
         let CastMemory { x, source, y, format, n } = memory;
         let unsupported = |argument, reason| CudaError::Unsupported { argument, reason };
         let (scale, overflow, rounding) = cast.on_gpu(format)?;
@@ -246,7 +246,7 @@ impl Gpu {
             };
             // SAFETY: the kernel of this name reads sources of this type and writes codes of this width; memory is
             // promised by the caller.
-            unsafe { launch(self, module, &kernel, piece.len, each, &arguments) }?;
+            unsafe { launch_by(threads, self, module, &kernel, piece.len, each, &arguments) }?;
         }
         Ok(())
     }

@@ -270,7 +270,7 @@ fn blocks_are_those_of_the_step() {
                 .collect();
             let request = [5, number, decision, second.into(), block as u32, n as u32];
             let answer = ask(program, &[&request[..], &pairs].concat());
-            let encoder = BlockEncoder::new(element, BlockScale::Ceil, role).unwrap();
+            let encoder = BlockEncoder::new(element, BlockScale::Ceil, role);
             let mut answer = &answer[..];
             for pairs in pairs.chunks(2 * block) {
                 let x: Vec<f32> = pairs.chunks(2).map(|pair| f32::from_bits(pair[0])).collect();

@@ -279,7 +279,7 @@ pub(super) const THREADS: u32 = 128;
 /// Launches a kernel over `n` elements, `each` of them to a thread.
 ///
 /// # Safety
-/// The kernel takes `arguments`, whose memory is as it expects and covers `n` elements.
+/// The kernel takes `arguments`, whose memory is as it expects and covers `n` elements, and is made for blocks of [`THREADS`].
 pub(super) unsafe fn launch<A: DeviceRepr>(
     gpu: &Gpu,
     module: &'static str,
@@ -288,10 +288,27 @@ pub(super) unsafe fn launch<A: DeviceRepr>(
     each: u32,
     arguments: &A,
 ) -> Result<(), CudaError> {
-    let blocks = n.div_ceil(u64::from(THREADS * each));
+    // SAFETY: promised by the caller.
+    unsafe { launch_by(THREADS, gpu, module, kernel, n, each, arguments) }
+}
+
+/// As [`launch`], in blocks of another size.
+///
+/// # Safety
+/// As [`launch`], but for the size of blocks.
+pub(super) unsafe fn launch_by<A: DeviceRepr>(
+    threads: u32,
+    gpu: &Gpu,
+    module: &'static str,
+    kernel: &str,
+    n: u64,
+    each: u32,
+    arguments: &A,
+) -> Result<(), CudaError> {
+    let blocks = n.div_ceil(u64::from(threads * each));
     let grid = u32::try_from(blocks).map_err(|_| CudaError::Length { argument: "n", expected: 1 << 40, got: n })?;
     let function = gpu.modules().function(gpu, module, kernel)?;
-    let config = LaunchConfig { grid_dim: (grid, 1, 1), block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
+    let config = LaunchConfig { grid_dim: (grid, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 };
     let mut builder = gpu.stream().launch_builder(&function);
     builder.arg(arguments);
     // SAFETY: promised by the caller; the grid covers the elements and kernels bound themselves by `n`.

@@ -81,17 +81,18 @@ pub(crate) struct BlockEncoder {
     scale: BlockScale,
     /// The smallest code of what is above zero.
     floor: u32,
-    of_f32: Target32<false>,
+    /// For values over the scale that are exact in f32: the scale is a power of two, the element within f32.
+    of_f32: Option<Target32<false>>,
     of_f64: Target64<false>,
 }
 
 impl BlockEncoder {
-    /// `None` for elements whose values are not all within f32, the smallest normal one a normal number.
-    pub(crate) fn new(element: Format, scale: BlockScale, role: Role) -> Option<Self> {
-        let of_f32 = Target32::new(element, 0, Overflow::Saturate).filter(|_| element.max() <= f32::MAX.into())?;
-        let of_f64 = Target64::new(element, 0, Overflow::Saturate)?;
+    pub(crate) fn new(element: Format, scale: BlockScale, role: Role) -> Self {
+        let of_f32 = Target32::new(element, 0, Overflow::Saturate)
+            .filter(|_| scale != BlockScale::Amax && element.max() <= f32::MAX.into());
+        let of_f64 = Target64::new(element, 0, Overflow::Saturate).expect("the values of formats are normal in f64");
         let floor = (role == Role::SecondMoment && element.has_zero()).into();
-        Some(Self { element, scale, floor, of_f32, of_f64 })
+        Self { element, scale, floor, of_f32, of_f64 }
     }
 
     /// The scale of a block: NaN if not all of it is finite.
@@ -111,19 +112,19 @@ impl BlockEncoder {
         let n = new.len();
         let (draws, codes) = (&draws[..n], &mut codes[..n]);
         let Self { floor, of_f32, of_f64, .. } = *self;
-        if self.scale == BlockScale::Amax {
-            // A quotient in f64 is on the side of each of the 2^17 parts of a ulp on which the exact one is: that differs
-            // from their borders, quotients of fewer than 53 bits, by more than f64 rounds, or not at all.
-            let scale = f64::from(scale);
-            for i in 0..n {
-                let code = of_f64.code::<D>((f64::from(new[i]) / scale).to_bits(), draws[i]).code;
-                codes[i] = C::of(code.max(floor & u32::from(new[i] > 0.0)));
-            }
-        } else {
+        if let Some(of_f32) = of_f32 {
             // Exact, but for what is too far below the smallest value to be rounded up.
             let unscale = 1.0 / scale;
             for i in 0..n {
                 let code = of_f32.code::<D>((new[i] * unscale).to_bits(), draws[i]).code;
+                codes[i] = C::of(code.max(floor & u32::from(new[i] > 0.0)));
+            }
+        } else {
+            // The quotient in f64 lies in the same of the 2^17 parts of a ulp as the exact one: of up to 10 fraction bits, no
+            // border of them times the scale has more than 53 bits, and the exact one is on it or farther than f64 rounds.
+            let scale = f64::from(scale);
+            for i in 0..n {
+                let code = of_f64.code::<D>((f64::from(new[i]) / scale).to_bits(), draws[i]).code;
                 codes[i] = C::of(code.max(floor & u32::from(new[i] > 0.0)));
             }
         }
@@ -188,7 +189,7 @@ impl States {
     /// How moments are encoded, if they are in blocks.
     pub(crate) fn encoders(self) -> [Option<BlockEncoder>; 2] {
         [(self.m, Role::FirstMoment), (self.v, Role::SecondMoment)].map(|(format, role)| match format {
-            StateFormat::Blocks(format) => BlockEncoder::new(format.element(), format.scale(), role),
+            StateFormat::Blocks(format) => Some(BlockEncoder::new(format.element(), format.scale(), role)),
             StateFormat::F32 | StateFormat::Bf16 => None,
         })
     }
@@ -209,7 +210,7 @@ impl Moment {
                 };
                 MomentMut::Blocks(BlocksMut { format, encoder, len, codes: &mut x.codes, scales })
             }
-            (Self::Blocks(_), None) => unreachable!("`States` refuses elements that can't be encoded"),
+            (Self::Blocks(_), None) => unreachable!("blocks have an encoder"),
         }
     }
 }

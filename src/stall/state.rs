@@ -39,12 +39,11 @@ impl Scaling {
         }
     }
 
-    /// How an optimizer stores blocks of such values, if they are scaled and if it can.
-    fn encoder(self, format: Format, role: Role) -> Option<BlockEncoder> {
+    /// The rule of block formats.
+    const fn rule(self) -> BlockScale {
         match self {
-            Self::Unscaled => None,
-            Self::PowerOfTwo { .. } => BlockEncoder::new(format, BlockScale::Ceil, role),
-            Self::Amax { .. } => BlockEncoder::new(format, BlockScale::Amax, role),
+            Self::Amax { .. } => BlockScale::Amax,
+            Self::Unscaled | Self::PowerOfTwo { .. } => BlockScale::Ceil,
         }
     }
 }
@@ -102,12 +101,6 @@ impl Storage {
         }
         if self.format.is_none() && self.scaling != Scaling::Unscaled {
             return unsupported("scaling", "values in f32 are not scaled");
-        }
-        if let Some(format) = self.format
-            && self.scaling != Scaling::Unscaled
-            && self.scaling.encoder(format, role).is_none()
-        {
-            return unsupported("scaling", "values that are scaled lie within the normal range of f32");
         }
         Ok(check(self.scaling.block() != Some(0), "block", "1 element or more", 0.0)?)
     }
@@ -217,7 +210,7 @@ impl State {
             cast.into_codes(new, format, &mut self.codes).expect("as many codes as values, and no NaN is refused");
             return;
         };
-        let encoder = scaling.encoder(format, role).expect("checked when the state was made");
+        let encoder = BlockEncoder::new(format, scaling.rule(), role);
         let drawer = &mut Drawer::new(&draw.map_or(Noise::None, Noise::Draw));
         let (codes, scales) = (&mut self.codes[..], &mut self.scales[..]);
         at_level(Isa::best(), StoreBlocks { encoder: &encoder, drawer, first, block, new, codes, scales });
