@@ -229,12 +229,10 @@ fn parts(format: StateFormat, n: usize) -> Vec<Part> {
                 packed => (Dtype::U8, packed.bytes(n)),
             };
             let scales = if format.scale() == BlockScale::Amax { Dtype::F32 } else { Dtype::F8_E8M0 };
-            alloc::vec![("", dtype, length), (SCALE, scales, format.blocks(n))]
+            alloc::vec![("", dtype, length), (".scale", scales, format.blocks(n))]
         }
     }
 }
-
-const SCALE: &str = ".scale";
 
 /// The bytes of these tensors.
 fn bytes(moment: &Moment) -> Vec<&[u8]> {
@@ -244,7 +242,8 @@ fn bytes(moment: &Moment) -> Vec<&[u8]> {
         Moment::Blocks(x) => {
             let scales = match x.scales() {
                 Scales::F32(scales) => bytemuck::cast_slice(scales),
-                Scales::E8M0(scales) | Scales::Nvfp4 { blocks: scales, .. } => scales,
+                Scales::E8M0(scales) => scales,
+                Scales::Nvfp4 { .. } => unreachable!("`States` refuses NVFP4"),
             };
             alloc::vec![x.codes(), scales]
         }

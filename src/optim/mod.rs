@@ -1,8 +1,9 @@
 //! Optimizer steps whose states are stored in few bits: the arithmetic in f32, one rounding for each stored value.
 //!
 //! [`AdamW`] steps tensors in CPU memory. Its moments are f32, BF16, or 8 or 4 bits in blocks that share a scale, rounded to
-//! nearest or stochastically; parameters and gradients are f32, BF16 or FP16. A stored value is a pure function of the inputs, the seed, the step and the element's
-//! place: the same bits for any number of threads, at any instruction-set level, and resumed as straight through.
+//! nearest or stochastically; parameters and gradients are f32, BF16 or FP16. A stored value is a pure function of the inputs,
+//! the seed, the step and the element's place: the same bits for any number of threads, at any instruction-set level, and resumed
+//! as straight through.
 //!
 //! Around the step: [`ParameterGroup`]s; [`StepControl`] for loss scales, clipping and steps left out; [`ChunkSums`] and
 //! [`Clip`] for the global norm of gradients, in one order whatever the threads and [`Shard`]s; `Resets` (feature `stall`) for
