@@ -5,11 +5,11 @@
 // launch covers elements whose groups share a high half, so that five keys serve it; the host cuts longer ones. With
 // `vector` set, `x` is aligned to four elements (to 16 bytes for 4-bit codes), `y` to the codes of a run (6-bit codes to nothing), and element 0 starts a
 // group; else, in the last block, and where a run needs it, elements are taken one by one. Any n, any grid of blocks of
-// THREADS threads that covers it with EACH elements a thread.
+// at most THREADS threads that covers it with EACH elements a thread.
 #include "memory.cuh"
 #include "random.cuh"
 
-// Threads of a block. Codes of 16 bits gain half a per cent from large blocks at 2^24 elements, on an H200.
+// The most threads of a block; the host says how many.
 #define THREADS(width) (width == 16 ? 512 : 128)
 
 struct Cast {
@@ -79,11 +79,11 @@ template <class S, class R, class D, int WIDTH> FN void cast(const Cast &c) {
     const int draws = D::bits == 16 ? 4 : 2; // in a group
     const int quads = WIDTH == 4 ? 2 : 1;    // in a run: enough for a store of 4 bytes
     const int runs = EACH / (4 * quads);
-    const u64 tile = (u64)blockIdx.x * (THREADS(WIDTH) * EACH);
+    const u64 tile = (u64)blockIdx.x * (blockDim.x * EACH);
     const u64 first = tile + threadIdx.x * (4 * quads);
-    const u64 stride = THREADS(WIDTH) * 4 * quads;
+    const u64 stride = blockDim.x * 4 * quads;
     u32 left = (1u << runs) - 1; // runs to be taken element by element
-    if (c.vector && c.n - tile >= THREADS(WIDTH) * EACH) {
+    if (c.vector && c.n - tile >= blockDim.x * EACH) {
         left = 0;
         u32 x[runs][quads][S::bytes];
         UNROLL for (int r = 0; r < runs; r++) load<quads * S::bytes>(x[r][0], (const char *)c.x + (first + r * stride) * S::bytes);

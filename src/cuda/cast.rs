@@ -182,8 +182,10 @@ impl Gpu {
     /// # Safety
     /// As [`cast_raw`](Self::cast_raw), with codes of `width` bits.
     unsafe fn cast_memory(&self, cast: &Cast<impl Draws>, memory: CastMemory, width: u32) -> Result<(), CudaError> {
-        let (threads, each) = if width == 16 { (512, 8) } else { (128, 16) };
         let CastMemory { x, source, y, format, n } = memory;
+        let each = if width == 16 { 8 } else { 16 };
+        // On an H200 codes of 16 bits take half a per cent less time by large blocks at 2^24 elements, and as much more at 2^28.
+        let threads = if width == 16 && n <= 1 << 26 { 512 } else { 128 };
         let unsupported = |argument, reason| CudaError::Unsupported { argument, reason };
         let (scale, overflow, rounding) = cast.on_gpu(format)?;
         let target = Target32::<false>::new(format, scale, overflow)
