@@ -33,9 +33,9 @@ struct Combine {
     ClipRule clip;
 };
 
-// The sum of what 128 threads have, neighbours first, in thread 0.
-FN double block_sum(double x) {
-    __shared__ double warps[CHUNK_THREADS / 32];
+// The sum of what 128 threads have, neighbours first, in thread 0. The kernel's own shared memory: that of a function has a name
+// that depends on where it is compiled.
+FN double block_sum(double x, double (&warps)[CHUNK_THREADS / 32]) {
     UNROLL for (int far = 1; far < 32; far *= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, far);
     if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
     __syncthreads();
@@ -82,7 +82,8 @@ extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) norm_chunks(const __
     } else {
         squares<FP16>(c, lane);
     }
-    double sum = block_sum(lanes_sum(lane));
+    __shared__ double warps[CHUNK_THREADS / 32];
+    double sum = block_sum(lanes_sum(lane), warps);
     if (threadIdx.x == 0) a.sums[blockIdx.x] = canonical_sum(sum);
 }
 
@@ -95,7 +96,8 @@ extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) norm_combine(const _
     for (u32 i = threadIdx.x * 4; i < n; i += ROUND) {
         UNROLL for (int j = 0; j < 4; j++) lane[j] += i + j < n ? a.sums[start + i + j] : 0.0;
     }
-    double sum = canonical_sum(block_sum(lanes_sum(lane)));
+    __shared__ double warps[CHUNK_THREADS / 32];
+    double sum = canonical_sum(block_sum(lanes_sum(lane), warps));
     if (threadIdx.x != 0) return;
     a.out[blockIdx.x] = sum;
     if (!a.norm) return;
