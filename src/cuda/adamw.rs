@@ -5,7 +5,7 @@ use alloc::format;
 use alloc::vec::Vec;
 
 use super::cast::Source;
-use super::launch::{BlockArguments, MomentArguments, StepArguments, aligned, disjoint, keys, launch, pieces};
+use super::launch::{BlockArguments, MomentArguments, Shape, StepArguments, aligned, disjoint, keys, launch, pieces};
 use super::{CudaError, DeviceVec, ElementType, Gpu};
 use crate::format::{BlockScale, Format};
 use crate::optim::{AdamWConfig, Entry, Moment, Real, Rounding, Scalars, StateFormat, States, Tensor, check};
@@ -337,7 +337,7 @@ impl AdamW {
                 scalars: *work.scalars,
             };
             // SAFETY: the kernel of this name steps memory of these types; memory is promised by the caller.
-            unsafe { launch(&self.gpu, module, &kernel, piece.len, each, &arguments) }?;
+            unsafe { launch(&self.gpu, module, &kernel, piece.len, Shape::of(each), &arguments) }?;
         }
         Ok(())
     }
@@ -396,7 +396,7 @@ impl AdamW {
             };
             // SAFETY: the kernel of this name steps memory of these types and formats, or of those that the arguments name;
             // memory is promised by the caller.
-            unsafe { launch(&self.gpu, module, &kernel, piece.len, each, &arguments) }?;
+            unsafe { launch(&self.gpu, module, &kernel, piece.len, Shape::of(each), &arguments) }?;
         }
         Ok(())
     }

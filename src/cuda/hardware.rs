@@ -1,7 +1,7 @@
 //! Casts by the stochastic rounding of the hardware, where there is some.
 
 use super::cast::packed;
-use super::launch::{HardwareArguments, aligned, disjoint, keys, launch, pieces};
+use super::launch::{HardwareArguments, Shape, aligned, disjoint, keys, launch, pieces};
 use super::{CastMemory, CudaError, DevicePacked, DeviceVec, ElementType, Gpu};
 use crate::format::{Element, Format, SubByte};
 use crate::random::{Draw, Sealed, Width};
@@ -90,7 +90,7 @@ impl Gpu {
                 keys: keys(Some(key), piece.high),
             };
             // SAFETY: the kernel of this name reads f32 and writes codes of this format; memory is promised by the caller.
-            unsafe { launch(self, module, kernel, piece.len, 16, &arguments) }?;
+            unsafe { launch(self, module, kernel, piece.len, Shape::of(16), &arguments) }?;
         }
         Ok(())
     }

@@ -276,33 +276,32 @@ unsafe impl DeviceRepr for HardwareArguments {}
 /// Threads of a block.
 pub(super) const THREADS: u32 = 128;
 
-/// Launches a kernel over `n` elements, `each` of them to a thread.
+/// How elements are spread over threads.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    /// Threads of a block.
+    pub(super) threads: u32,
+    /// Elements of a thread.
+    pub(super) each: u32,
+}
+
+impl Shape {
+    /// So many elements to a thread, in blocks of [`THREADS`].
+    pub(super) const fn of(each: u32) -> Self {
+        Self { threads: THREADS, each }
+    }
+}
+
+/// Launches a kernel over `n` elements.
 ///
 /// # Safety
-/// The kernel takes `arguments`, whose memory is as it expects and covers `n` elements, and is made for blocks of [`THREADS`].
+/// The kernel takes `arguments`, whose memory is as it expects and covers `n` elements, and is made for this shape.
 pub(super) unsafe fn launch<A: DeviceRepr>(
     gpu: &Gpu,
     module: &'static str,
     kernel: &str,
     n: u64,
-    each: u32,
-    arguments: &A,
-) -> Result<(), CudaError> {
-    // SAFETY: promised by the caller.
-    unsafe { launch_by(THREADS, gpu, module, kernel, n, each, arguments) }
-}
-
-/// As [`launch`], in blocks of another size.
-///
-/// # Safety
-/// As [`launch`], but for the size of blocks.
-pub(super) unsafe fn launch_by<A: DeviceRepr>(
-    threads: u32,
-    gpu: &Gpu,
-    module: &'static str,
-    kernel: &str,
-    n: u64,
-    each: u32,
+    Shape { threads, each }: Shape,
     arguments: &A,
 ) -> Result<(), CudaError> {
     let blocks = n.div_ceil(u64::from(threads * each));

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 use core::marker::PhantomData;
 
 use super::cast::Source;
-use super::launch::{ChunksArguments, CombineArguments, THREADS, aligned, launch};
+use super::launch::{ChunksArguments, CombineArguments, Shape, THREADS, aligned, launch};
 use super::{CudaError, DeviceVec, ElementType, Gpu};
 use crate::optim::{ChunkSums, Clip, GradientNorm, NormError, Shard};
 
@@ -153,7 +153,7 @@ impl DeviceNorm {
         let arguments = ChunksArguments { chunks: self.chunks.address(), sums: self.levels[0].address() };
         if count > 0 {
             // SAFETY: one block a chunk of the table; the gradients are promised by the caller.
-            unsafe { launch(&self.gpu, "norm", "norm_chunks", count * u64::from(THREADS), 1, &arguments) }?;
+            unsafe { launch(&self.gpu, "norm", "norm_chunks", count * u64::from(THREADS), Shape::of(1), &arguments) }?;
         }
         let mut n = count;
         for (level, pair) in self.levels.windows(2).enumerate() {
@@ -167,7 +167,7 @@ impl DeviceNorm {
                 clip: clip.rule(gradient_scale),
             };
             // SAFETY: one block a run; each level has room for what its runs give.
-            unsafe { launch(&self.gpu, "norm", "norm_combine", runs * u64::from(THREADS), 1, &arguments) }?;
+            unsafe { launch(&self.gpu, "norm", "norm_combine", runs * u64::from(THREADS), Shape::of(1), &arguments) }?;
             n = runs;
         }
         Ok(())
