@@ -4,13 +4,16 @@ use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::vec::Vec;
 
+use half::bf16;
+
 use super::rule::{Scalars, power};
-use super::state::{Moment, Real, States};
+use super::state::{Moment, Real, States, Store};
 use super::store::{Drawer, MomentMut, Noise};
 use super::tensor::{Entry, Tensor, check};
 use super::{OptimError, ResetMoments, Rounding, StepControl, StepOutcome, StepReport};
 use crate::isa::{Isa, Kernel, at_level};
 use crate::random::{BLOCK, Draw, Role, SrStates};
+use crate::round::lanes::{Decide, Draws16, NearestEven};
 use crate::threads::join;
 
 /// Hyper-parameters, with the field's usual defaults.
@@ -499,15 +502,85 @@ impl Step<'_> {
         let mut report = StepReport::default();
         for (b, (p, g)) in p.chunks_mut(BLOCK).zip(g.chunks(BLOCK)).enumerate() {
             let (at, n) = (b * BLOCK, p.len());
-            let (m, v) = (m.piece(at..at + n), v.piece(at..at + n));
-            let (new_m, new_v) = (&mut new_m[..n], &mut new_v[..n]);
             let index = first + at as u64;
+            let (m, v) = match (m.piece(at..at + n), v.piece(at..at + n)) {
+                (MomentMut::Bf16(m), MomentMut::Bf16(v)) if moves_bits::<P>() && moves_bits::<G>() => {
+                    let draws = [&mut draws_p, &mut draws_m, &mut draws_v];
+                    at_level(isa, InOne { scalars, index, p, g, m, v, draws });
+                    continue;
+                }
+                others => others,
+            };
+            let (new_m, new_v) = (&mut new_m[..n], &mut new_v[..n]);
             let (old_m, old_v) = (m.values(isa, &mut room_m), v.values(isa, &mut room_v));
             let (old, new) = ([old_m, old_v], [&mut *new_m, &mut *new_v]);
             at_level(isa, Rule { scalars, index, p, g, old, new, draws: &mut draws_p, rooms: &mut rooms });
             report.nan_blocks += m.store(isa, &mut draws_m, index, new_m) + v.store(isa, &mut draws_v, index, new_v);
         }
         report
+    }
+}
+
+/// Whether numbers of a type are f32 but for a move of bits.
+fn moves_bits<T: Real>() -> bool {
+    T::zeroed().widen().is_some()
+}
+
+/// A step of up to [`BLOCK`] elements in one loop, in which divisions and memory overlap: for moments in BF16, and parameters and
+/// gradients that are f32 but for a move of bits.
+struct InOne<'a, P, G> {
+    scalars: &'a Scalars,
+    index: u64,
+    p: &'a mut [P],
+    g: &'a [G],
+    m: &'a mut [bf16],
+    v: &'a mut [bf16],
+    draws: [&'a mut Drawer; 3],
+}
+
+impl<P: Real, G: Real> Kernel for InOne<'_, P, G> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        let Self { scalars, index, p, g, m, v, draws: [of_p, of_m, of_v] } = self;
+        let (n, none) = (p.len(), &[(); BLOCK][..p.len()]);
+        let of_p = if size_of::<P>() < 4 { of_p.draws(index, n) } else { None };
+        match (of_p, of_m.draws(index, n), of_v.draws(index, n)) {
+            (None, None, _) | (None, _, None) => {
+                in_one::<P, G, NearestEven, NearestEven>(scalars, g, p, m, v, none, [none; 2]);
+            }
+            (Some(of_p), None, _) | (Some(of_p), _, None) => {
+                in_one::<P, G, Draws16, NearestEven>(scalars, g, p, m, v, of_p, [none; 2]);
+            }
+            (None, Some(of_m), Some(of_v)) => {
+                in_one::<P, G, NearestEven, Draws16>(scalars, g, p, m, v, none, [of_m, of_v]);
+            }
+            (Some(of_p), Some(of_m), Some(of_v)) => {
+                in_one::<P, G, Draws16, Draws16>(scalars, g, p, m, v, of_p, [of_m, of_v]);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn in_one<P: Real, G: Real, OfP: Decide, OfM: Decide>(
+    scalars: &Scalars,
+    g: &[G],
+    p: &mut [P],
+    m: &mut [bf16],
+    v: &mut [bf16],
+    of_p: &[OfP::Draw],
+    [of_m, of_v]: [&[OfM::Draw]; 2],
+) {
+    let (scalars, n, target) = (*scalars, p.len(), P::target());
+    let (g, m, v) = (&g[..n], &mut m[..n], &mut v[..n]);
+    let (of_p, of_m, of_v) = (&of_p[..n], &of_m[..n], &of_v[..n]);
+    for i in 0..n {
+        let old = [p[i].widen(), g[i].widen(), m[i].widen(), v[i].widen()].map(Option::unwrap_or_default);
+        let [new_p, new_m, new_v] = scalars.step(old[0], old[1], old[2], old[3]);
+        p[i] = P::store::<OfP>(&target, new_p, of_p[i]);
+        m[i] = bf16::store::<OfM>(&(), new_m, of_m[i]);
+        v[i] = bf16::store::<OfM>(&(), new_v, of_v[i]);
     }
 }
 

@@ -316,6 +316,8 @@ mod sealed {
         type Target: Copy + Send + Sync;
         fn target() -> Self::Target;
         fn store<D: Decide>(target: &Self::Target, x: f32, draw: D::Draw) -> Self;
+        /// The f32 of it, where that is a move of bits.
+        fn widen(self) -> Option<f32>;
     }
 }
 pub(crate) use sealed::Store;
@@ -330,6 +332,10 @@ impl Store for f32 {
     fn store<D: Decide>((): &(), x: f32, _: D::Draw) -> Self {
         Self::from_bits(canonical(x))
     }
+    #[inline(always)]
+    fn widen(self) -> Option<f32> {
+        Some(self)
+    }
 }
 
 impl Store for bf16 {
@@ -342,6 +348,10 @@ impl Store for bf16 {
         let bits = canonical(x);
         Self::from_bits((bits.wrapping_add(D::addend(draw, bits >> 16 & 1)) >> 16) as u16)
     }
+    #[inline(always)]
+    fn widen(self) -> Option<f32> {
+        Some(f32::from_bits(u32::from(self.to_bits()) << 16))
+    }
 }
 
 impl Store for f16 {
@@ -352,6 +362,10 @@ impl Store for f16 {
     #[inline(always)]
     fn store<D: Decide>(target: &Target32<false>, x: f32, draw: D::Draw) -> Self {
         Self::from_bits(target.code::<D>(canonical(x), draw).code as u16)
+    }
+    #[inline(always)]
+    fn widen(self) -> Option<f32> {
+        None
     }
 }
 

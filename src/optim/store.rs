@@ -45,7 +45,7 @@ impl Drawer {
 
     /// The draws of `n <= BLOCK` elements from `index` on; `None` to nearest.
     #[inline(always)]
-    fn draws(&mut self, index: u64, n: usize) -> Option<&[u16]> {
+    pub(crate) fn draws(&mut self, index: u64, n: usize) -> Option<&[u16]> {
         let (words, skip) = match &mut self.generator {
             Generators::None => return None,
             Generators::Draw(generator) => generator.fill(index, n, &mut self.words),
