@@ -155,7 +155,7 @@ template <class D> struct Parameters<F32, D> {
 template <> struct Parameters<BF16, NearestEven> {
     static const bool draws = false;
     FN_MEMBER void put(u32 *w, const float *x, const Word &) {
-        UNROLL for (int i = 0; i < 2; i++) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w[i]) : "f"(x[2 * i + 1]), "f"(x[2 * i]));
+        UNROLL for (int i = 0; i < 2; i++) w[i] = bf16_pair(x[2 * i], x[2 * i + 1]);
     }
 };
 template <> struct Parameters<BF16, Draws16> {

@@ -42,13 +42,10 @@ FN double block_sum(double x, double (&warps)[CHUNK_THREADS / 32]) {
     return (warps[0] + warps[1]) + (warps[2] + warps[3]);
 }
 
-// The f32 bits of a code, by the instruction for FP16: exact, and a NaN stays one.
-template <class T> FN u32 value(u32 code) { return T::widen(code); }
-template <> __device__ __forceinline__ u32 value<FP16>(u32 code) {
-    float x;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"((u16)code));
-    return bits_of(x);
-}
+// Widened by the instruction for it.
+struct FP16Converted : FP16 {
+    FN_MEMBER u32 widen(u32 code) { return value_fp16(code); }
+};
 
 template <class T> FN void squares(const Chunk &c, double (&lane)[4]) {
     const u32 first = threadIdx.x * 4;
@@ -58,7 +55,7 @@ template <class T> FN void squares(const Chunk &c, double (&lane)[4]) {
             load<T::bytes>(w[r], (const char *)c.at + (r * ROUND + first) * T::bytes);
         UNROLL for (int r = 0; r < CHUNK / ROUND; r++) {
             u32 bits[4];
-            UNROLL for (int j = 0; j < 4; j++) bits[j] = value<T>(element<T>(w[r], j));
+            UNROLL for (int j = 0; j < 4; j++) bits[j] = T::widen(element<T>(w[r], j));
             add_squares(lane, bits);
         }
         return;
@@ -67,7 +64,7 @@ template <class T> FN void squares(const Chunk &c, double (&lane)[4]) {
 #pragma unroll 1
     for (u32 i = first; i < c.n; i += ROUND) {
         u32 bits[4];
-        UNROLL for (int j = 0; j < 4; j++) bits[j] = i + j < c.n ? value<T>(x[i + j]) : 0;
+        UNROLL for (int j = 0; j < 4; j++) bits[j] = i + j < c.n ? T::widen(x[i + j]) : 0;
         add_squares(lane, bits);
     }
 }
@@ -80,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) norm_chunks(const __
     } else if (c.type == 1) {
         squares<BF16>(c, lane);
     } else {
-        squares<FP16>(c, lane);
+        squares<FP16Converted>(c, lane);
     }
     __shared__ double warps[CHUNK_THREADS / 32];
     double sum = block_sum(lanes_sum(lane), warps);
