@@ -5,7 +5,9 @@ use alloc::format;
 use alloc::vec::Vec;
 
 use super::cast::Source;
-use super::launch::{BlockArguments, MomentArguments, Shape, StepArguments, aligned, disjoint, keys, launch, pieces};
+use super::launch::{
+    BlockArguments, Device, MomentArguments, Shape, StepArguments, aligned, disjoint, keys, launch, pieces,
+};
 use super::{CudaError, DeviceVec, ElementType, Gpu};
 use crate::format::{BlockScale, Format};
 use crate::optim::{AdamWConfig, Entry, Moment, Real, Rounding, Scalars, StateFormat, States, Tensor, check};
@@ -232,7 +234,7 @@ impl AdamW {
             state.age += 1;
             let (m, v) = (state.m.address(), state.v.address());
             // SAFETY: promised by the caller; the moments were made for this many elements.
-            unsafe { self.launch(memory, tensor.first(), m, v, &scalars) }?;
+            unsafe { self.launcher().launch(memory, tensor.first(), m, v, &scalars) }?;
         }
         Ok(())
     }
@@ -276,9 +278,25 @@ impl AdamW {
         Ok(memory)
     }
 
+    fn launcher(&self) -> Launcher<'_, Gpu> {
+        let Self { ref gpu, formats, states, parameters, step, .. } = *self;
+        Launcher { device: gpu, formats, states, parameters, step }
+    }
+}
+
+/// What the launches of a step go by.
+pub(super) struct Launcher<'a, D> {
+    pub(super) device: &'a D,
+    pub(super) formats: States,
+    pub(super) states: Rounding,
+    pub(super) parameters: Rounding,
+    pub(super) step: u64,
+}
+
+impl<D: Device> Launcher<'_, D> {
     /// # Safety
-    /// As [`step_raw`](Self::step_raw), with moments at `m` and `v`; element 0 is element `first` of its tensor.
-    unsafe fn launch(
+    /// As [`AdamW::step_raw`], with moments at `m` and `v`; element 0 is element `first` of its tensor.
+    pub(super) unsafe fn launch(
         &self,
         memory: &StepMemory,
         first: u64,
@@ -337,7 +355,7 @@ impl AdamW {
                 scalars: *work.scalars,
             };
             // SAFETY: the kernel of this name steps memory of these types; memory is promised by the caller.
-            unsafe { launch(&self.gpu, module, &kernel, piece.len, Shape::of(each), &arguments) }?;
+            unsafe { launch(self.device, module, &kernel, piece.len, Shape::of(each), &arguments) }?;
         }
         Ok(())
     }
@@ -396,7 +414,7 @@ impl AdamW {
             };
             // SAFETY: the kernel of this name steps memory of these types and formats, or of those that the arguments name;
             // memory is promised by the caller.
-            unsafe { launch(&self.gpu, module, &kernel, piece.len, Shape::of(each), &arguments) }?;
+            unsafe { launch(self.device, module, &kernel, piece.len, Shape::of(each), &arguments) }?;
         }
         Ok(())
     }

@@ -292,12 +292,42 @@ impl Shape {
     }
 }
 
+/// A kernel and how often it runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Launch<'a> {
+    pub(super) module: &'static str,
+    pub(super) kernel: &'a str,
+    pub(super) blocks: u32,
+    /// Of a block.
+    pub(super) threads: u32,
+}
+
+/// Where kernels run: on a GPU, or in tests on the host.
+pub(super) trait Device {
+    /// # Safety
+    /// The kernel takes `arguments`, whose memory is as it expects, and is made for this grid.
+    unsafe fn enqueue<A: DeviceRepr>(&self, launch: Launch<'_>, arguments: &A) -> Result<(), CudaError>;
+}
+
+impl Device for Gpu {
+    unsafe fn enqueue<A: DeviceRepr>(&self, launch: Launch<'_>, arguments: &A) -> Result<(), CudaError> {
+        let Launch { module, kernel, blocks, threads } = launch;
+        let function = self.modules().function(self, module, kernel)?;
+        let config = LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 };
+        let mut builder = self.stream().launch_builder(&function);
+        builder.arg(arguments);
+        // SAFETY: promised by the caller.
+        unsafe { builder.launch(config) }?;
+        Ok(())
+    }
+}
+
 /// Launches a kernel over `n` elements.
 ///
 /// # Safety
 /// The kernel takes `arguments`, whose memory is as it expects and covers `n` elements, and is made for this shape.
 pub(super) unsafe fn launch<A: DeviceRepr>(
-    gpu: &Gpu,
+    device: &impl Device,
     module: &'static str,
     kernel: &str,
     n: u64,
@@ -305,14 +335,9 @@ pub(super) unsafe fn launch<A: DeviceRepr>(
     arguments: &A,
 ) -> Result<(), CudaError> {
     let blocks = n.div_ceil(u64::from(threads * each));
-    let grid = u32::try_from(blocks).map_err(|_| CudaError::Length { argument: "n", expected: 1 << 40, got: n })?;
-    let function = gpu.modules().function(gpu, module, kernel)?;
-    let config = LaunchConfig { grid_dim: (grid, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 };
-    let mut builder = gpu.stream().launch_builder(&function);
-    builder.arg(arguments);
+    let blocks = u32::try_from(blocks).map_err(|_| CudaError::Length { argument: "n", expected: 1 << 40, got: n })?;
     // SAFETY: promised by the caller; the grid covers the elements and kernels bound themselves by `n`.
-    unsafe { builder.launch(config) }?;
-    Ok(())
+    unsafe { device.enqueue(Launch { module, kernel, blocks, threads }, arguments) }
 }
 
 /// A piece of a tensor whose groups share a high half.
