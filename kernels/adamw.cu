@@ -5,7 +5,7 @@
 // widths: 28 in f32 throughout, 20 with f32 p and g and BF16 moments, 14 in BF16 throughout. The four arrays must not overlap.
 // A launch covers elements whose groups share a high half, so that one set of keys serves it; the host cuts longer ones. With
 // `vector` set all four are aligned to four elements and element 0 starts a group; else, in the last block, and where a quad
-// needs it, elements are taken one by one. Any n, any grid of blocks of THREADS threads that covers it.
+// needs it, elements are taken one by one. Any n, in as many blocks of THREADS threads as cover it and no more.
 #include "adamw.cuh"
 #include "memory.cuh"
 #include "random.cuh"

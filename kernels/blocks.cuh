@@ -36,8 +36,8 @@ template <class T> FN u32 scale_code(u32 amax) {
     return amax < F32_INFINITY ? (u32)code : NAN_SCALE;
 }
 
-// 2^k of k + 127 from -22 to 254: subnormal from 0 down.
-FN float power_of_two(int exponent) { return float_of(exponent > 0 ? (u32)exponent << 23 : 1u << (22 + exponent)); }
+// 2^k of k + 127 from -22 to 254: subnormal from 0 down; 0 below.
+FN float power_of_two(int exponent) { return float_of(exponent > 0 ? (u32)exponent << 23 : bit(22 + exponent)); }
 
 // What decoding multiplies by, twice: the second factor is 1 but for the scales of blocks beyond 2^BIAS max.
 struct Unit {
@@ -78,7 +78,7 @@ template <class T> FN float decode_near(u32 word, int i, Near n) { return placed
 // Below code 1 of a format without zero a ulp is half as long, and begins at code 0; what lies below that is code 0.
 template <class T> FN u32 folded(u32 bits) {
     if (T::ZERO) return bits;
-    int below = 2 * (int)bits - (int)T::ONE;
+    int below = (int)(2 * bits - T::ONE);
     below = below > 0 ? below : 0;
     return below < (int)bits ? (u32)below : bits;
 }

@@ -4,8 +4,8 @@
 // codes), the runs of a block side by side, so that every access of a warp is contiguous. `x` and `y` must not overlap. A
 // launch covers elements whose groups share a high half, so that five keys serve it; the host cuts longer ones. With
 // `vector` set, `x` is aligned to four elements (to 16 bytes for 4-bit codes), `y` to the codes of a run (6-bit codes to nothing), and element 0 starts a
-// group; else, in the last block, and where a run needs it, elements are taken one by one. Any n, any grid of blocks of
-// at most THREADS threads that covers it with EACH elements a thread.
+// group; else, in the last block, and where a run needs it, elements are taken one by one. Any n, in as many
+// blocks of at most THREADS threads as cover it with EACH elements a thread and no more.
 #include "memory.cuh"
 #include "random.cuh"
 

@@ -5,7 +5,7 @@
 #pragma once
 
 // `high_product` is the high half of a * b, `product_down` is a * b rounded toward zero, `funnel` the upper word of
-// high:low << count.
+// high:low << count, `bit` 1 << count, which leaves nothing where the count is beyond a word.
 #ifdef __CUDACC__
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -20,6 +20,7 @@ FN double double_of(u64 bits) { return __longlong_as_double((long long)bits); }
 FN u32 high_product(u32 a, u32 b) { return __umulhi(a, b); }
 FN float product_down(float a, float b) { return __fmul_rz(a, b); }
 FN u32 funnel(u32 high, u32 low, u32 count) { return __funnelshift_l(low, high, count); }
+FN u32 bit(u32 count) { return 1u << count; }
 #else
 #include <cmath>
 #include <cstdlib>
@@ -37,6 +38,7 @@ FN u32 bits_of(float x) { u32 bits; std::memcpy(&bits, &x, 4); return bits; }
 FN double double_of(u64 bits) { double x; std::memcpy(&x, &bits, 8); return x; }
 FN u32 high_product(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
 FN u32 funnel(u32 high, u32 low, u32 count) { return (u32)(((u64)high << 32 | low) << count >> 32); }
+FN u32 bit(u32 count) { return count < 32 ? 1u << count : 0; }
 FN float product_down(float a, float b) {
     // The product is exact in f64; a neighbour of it in f32 is one code away.
     double exact = (double)a * b;

@@ -5,7 +5,7 @@
 // them (PTX ISA, `cvt`), so a quad is converted twice, under either half of its word, and each result gives the two elements
 // that share no bit. `x` and `y` must not overlap. A launch covers elements whose groups share a high half. With `vector` set,
 // `x` is aligned to 16 bytes, `y` to the codes of a quad, and element 0 starts a group; else, and in the last block, elements
-// are taken one by one. Any n, any grid of blocks of THREADS threads that covers it with EACH elements a thread.
+// are taken one by one. Any n, in as many blocks of THREADS threads as cover it with EACH elements a thread and no more.
 //
 // The assembler knows these instructions for sm_100a and sm_103a alone. Assembled for both; never run.
 #include "random.cuh"
