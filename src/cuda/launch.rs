@@ -52,6 +52,26 @@ impl ElementType {
     }
 }
 
+/// What the PTX says of a kernel: bytes of its arguments, and threads that a block has at most.
+#[cfg(test)]
+pub(super) fn declared(module: &str, kernel: &str) -> Option<(usize, u32)> {
+    let ptx = MODULES.iter().find(|known| known.name == module)?.ptx;
+    let entry = ptx.split(".visible .entry ").find(|entry| entry.starts_with(&format!("{kernel}(")))?;
+    let number = |before: &str| {
+        let (_, rest) = entry.split_once(before)?;
+        rest[..rest.find(|c: char| !c.is_ascii_digit())?].parse().ok()
+    };
+    Some((number(&format!("{kernel}_param_0["))?, number(".maxntid ")? as u32))
+}
+
+/// The kernels for every device, by name.
+#[cfg(test)]
+pub(super) fn kernels() -> impl Iterator<Item = &'static str> {
+    let portable = MODULES.iter().filter(|known| !known.name.starts_with("hardware_"));
+    let entries = portable.flat_map(|known| known.ptx.lines().filter_map(|line| line.strip_prefix(".visible .entry ")));
+    entries.map(|entry| entry.trim_end_matches('('))
+}
+
 /// A module of kernels.
 struct Module {
     name: &'static str,

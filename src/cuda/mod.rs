@@ -22,11 +22,15 @@
 
 mod adamw;
 mod cast;
+#[cfg(test)]
+mod emulated;
 mod error;
 mod gpu;
 mod hardware;
 #[cfg(test)]
 mod host_tests;
+#[cfg(test)]
+mod kernel_tests;
 mod launch;
 mod norm;
 #[cfg(feature = "nvrtc")]
