@@ -328,8 +328,7 @@ fn version_1() {
     let (start, header) = SafeTensors::read_metadata(&bytes).unwrap();
     assert_eq!(start % 8, 0);
     let metadata: BTreeMap<_, _> = header.metadata().clone().unwrap().into_iter().collect();
-    let config =
-        r#"{"beta1":"0.9","beta2":"0.999","eps":"0.00000001","lr":"0.1","maximize":false,"skip_zeros":false,"weight_decay":"0.25"}"#;
+    let config = r#"{"beta1":"0.9","beta2":"0.999","eps":"0.00000001","lr":"0.1","maximize":false,"skip_zeros":false,"weight_decay":"0.25"}"#;
     let tensor = |id: u64, named, age: u64, n: u64| {
         format!(
             r#"{{"ages":["{age}","{age}"],"first":"0","group":"0","id":"{id}","m":"BF16","named":{named},"remainder":false,"shape":["{n}"],"v":"BF16"}}"#
@@ -470,7 +469,10 @@ fn refusals() {
     assert!(matches!(try_load(directory.path(), &[0xFF; 64]), Err(CheckpointError::NotSafetensors { .. })));
     let text = b"\x10\0\0\0\0\0\0\0not JSON at all ";
     assert!(matches!(try_load(directory.path(), text), Err(CheckpointError::NotSafetensors { .. })));
-    assert!(matches!(load::<AdamWConfig>(directory.path().join("absent")), Err(CheckpointError::Io { action: "open", .. })));
+    assert!(matches!(
+        load::<AdamWConfig>(directory.path().join("absent")),
+        Err(CheckpointError::Io { action: "open", .. })
+    ));
 
     // A file of something else.
     let model = json!({ "w": { "dtype": "F32", "shape": [1], "data_offsets": [0, 4] } });

@@ -217,7 +217,10 @@ fn groups_refused() {
     opt.step_tensors(&mut [Parameter::named("b", &mut p, &g).group(blocks)]).unwrap();
     for group in [0, fine] {
         let error = opt.step_tensors(&mut [Parameter::named("b", &mut p, &g).group(group)]).unwrap_err();
-        assert!(matches!(&error, OptimError::GroupStates { expected, .. } if *expected == states.to_string()), "{error}");
+        assert!(
+            matches!(&error, OptimError::GroupStates { expected, .. } if *expected == states.to_string()),
+            "{error}"
+        );
     }
     let unsigned = ParameterGroup::new(config(), StateFormat::UE4M4);
     assert!(matches!(opt.add_group(unsigned), Err(OptimError::State { argument: "m", .. })));

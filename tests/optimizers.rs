@@ -163,9 +163,8 @@ fn gradients(n: usize, seed: u64) -> Vec<f32> {
 fn shards_are_the_whole<R: Sets>(states: R::States) {
     let (config, lengths, steps) = (R::sets()[0], [20_000usize, 5000], 3);
     let control = |norm: f64| StepControl { clip: (0.5 / norm).min(1.0) as f32, ..StepControl::default() };
-    let start = |which: usize| -> Vec<bf16> {
-        gradients(lengths[which], 77).iter().map(|&x| bf16::from_f32(x)).collect()
-    };
+    let start =
+        |which: usize| -> Vec<bf16> { gradients(lengths[which], 77).iter().map(|&x| bf16::from_f32(x)).collect() };
     let grads = |which: usize, t: u64| gradients(lengths[which], 10 * t + which as u64);
     let new = || Optimizer::new(config, states, STOCHASTIC).unwrap();
 
@@ -307,7 +306,10 @@ fn meter_counts<R: Sets>(formats: &[R::States]) {
                 assert_eq!(report.len(), R::ROLES.len());
                 assert_eq!(report[witness].counts, counts[witness]);
             }
-            assert!(bits(&p) == bits(&q) && bytemuck::cast_slice::<bf16, u16>(&p16) == bytemuck::cast_slice::<bf16, u16>(&q16));
+            assert!(
+                bits(&p) == bits(&q)
+                    && bytemuck::cast_slice::<bf16, u16>(&p16) == bytemuck::cast_slice::<bf16, u16>(&q16)
+            );
         }
     }
 }

@@ -8,7 +8,9 @@ use super::cast::Source;
 use super::launch::{BlockArguments, MomentArguments, Shape, StepArguments, aligned, disjoint, keys, launch, pieces};
 use super::{CudaError, DeviceVec, ElementType, Gpu};
 use crate::format::{BlockScale, Format};
-use crate::optim::{AdamWConfig, Entry, Moment, Real, Rounding, Scalars, StateFormat, States, Tensor, check, check_states};
+use crate::optim::{
+    AdamWConfig, Entry, Moment, Real, Rounding, Scalars, StateFormat, States, Tensor, check, check_states,
+};
 use crate::random::Role;
 use crate::round::Overflow;
 use crate::round::lanes::Target32;

@@ -477,8 +477,8 @@ pub fn load<R: Rule>(path: impl AsRef<Path>) -> Result<Checkpoint<R>, Checkpoint
     check_known(metadata, R::NAME)?;
     let top = Top(metadata);
     let groups = groups_of::<R>(&top.json("groups")?)?;
-    let optimizer = Optimizer::with_group(groups[0], top.rounding("")?)?
-        .parameter_rounding(top.rounding("parameter_")?)?;
+    let optimizer =
+        Optimizer::with_group(groups[0], top.rounding("")?)?.parameter_rounding(top.rounding("parameter_")?)?;
     let mut optimizer = Optimizer { step: top.integer("step")?, offset: top.integer("offset")?, ..optimizer };
     for &group in &groups[1..] {
         optimizer.add_group(group)?;
@@ -610,9 +610,9 @@ impl<'a> Source<'a> {
         let (first, group) = (described.integer("first")?, described.integer("group")?);
         let state = TensorState { name: named.then(|| name.into()), states, ages, rest, n, first, group: 0 };
         let fits = |group: usize| {
-            groups.get(group).is_some_and(|group| {
-                group.states == state.formats::<R>() && group.remainder == state.rest.is_some()
-            })
+            groups
+                .get(group)
+                .is_some_and(|group| group.states == state.formats::<R>() && group.remainder == state.rest.is_some())
         };
         let group = usize::try_from(group).ok().filter(|&group| fits(group)).ok_or_else(|| {
             described.refuse("group", "the number of a group that stores states in these formats", &group.to_string())

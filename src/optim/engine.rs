@@ -154,11 +154,7 @@ impl<R: Rule> Step<'_, R> {
             });
             let draws = (&mut *draws_p, &mut *draws);
             let work = InOne::<R, P, G> { scalars: self.scalars, index: first + at as u64, p, g, states, draws };
-            let counts = if self.meter {
-                at_level(self.isa, Metered(work))
-            } else {
-                at_level(self.isa, work)
-            };
+            let counts = if self.meter { at_level(self.isa, Metered(work)) } else { at_level(self.isa, work) };
             add(&mut tally.counts[..R::STATES.len()], n, &counts);
         }
     }
@@ -177,19 +173,21 @@ impl<R: Rule> Step<'_, R> {
             let (at, n) = (b * BLOCK, p.len());
             let index = first + at as u64;
             let rest = rest.as_deref_mut().map(|rest| &mut rest[at..at + n]);
-            let mut pieces: [_; MOST] = from_fn(|_| no_state());
-            for ((piece, state), _) in pieces.iter_mut().zip(&mut states).zip(R::STATES) {
-                *piece = state.piece(at..at + n);
-            }
-            let mut old: [&[f32]; MOST] = [&[]; MOST];
-            for (((old, piece), room), _) in old.iter_mut().zip(&pieces).zip(&mut olds).zip(R::STATES) {
-                *old = piece.values(self.isa, room);
-            }
-            let new = news.each_mut().map(|room| &mut room[..n]);
-            let apply = Apply::<R, P, G> { step: self, index, p, rest, g, old, new, draws: draws_p, rooms: &mut rooms };
-            at_level(self.isa, apply);
-            let mut meter = Meter::new::<R, G>(self.meter, g, old);
-            drop(pieces);
+            let mut meter = {
+                let mut pieces: [_; MOST] = from_fn(|_| no_state());
+                for ((piece, state), _) in pieces.iter_mut().zip(&mut states).zip(R::STATES) {
+                    *piece = state.piece(at..at + n);
+                }
+                let mut old: [&[f32]; MOST] = [&[]; MOST];
+                for (((old, piece), room), _) in old.iter_mut().zip(&pieces).zip(&mut olds).zip(R::STATES) {
+                    *old = piece.values(self.isa, room);
+                }
+                let new = news.each_mut().map(|room| &mut room[..n]);
+                let apply =
+                    Apply::<R, P, G> { step: self, index, p, rest, g, old, new, draws: draws_p, rooms: &mut rooms };
+                at_level(self.isa, apply);
+                Meter::new::<R, G>(self.meter, g, old)
+            };
             for (s, (state, draws)) in states.iter_mut().zip(&mut *draws).enumerate().take(R::STATES.len()) {
                 meter.before(self.isa, &state.piece(at..at + n));
                 let piece = state.piece(at..at + n);
@@ -230,8 +228,7 @@ impl<R: Rule> Step<'_, R> {
                 }
                 let rest = rest.as_deref().map(|rest| &rest[run.clone()]);
                 let (p, g) = (&p[run.clone()], &g[run]);
-                let squares =
-                    Squares::<R, P, G> { step: self, p, rest, g, old, rooms: &mut rooms, lanes: &mut lanes };
+                let squares = Squares::<R, P, G> { step: self, p, rest, g, old, rooms: &mut rooms, lanes: &mut lanes };
                 at_level(self.isa, squares);
             }
             [*sum_p, *sum_u] = lanes.each_mut().map(|lanes| canonical(pairs(lanes)));

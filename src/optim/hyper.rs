@@ -473,8 +473,7 @@ impl sealed::Rule for SgdConfig {
     }
 
     fn scalars(&self, ages: [u64; MOST], control: &StepControl) -> SgdScalars {
-        let (coupled, decoupled) =
-            if self.decoupled { (0.0, self.weight_decay) } else { (self.weight_decay, 0.0) };
+        let (coupled, decoupled) = if self.decoupled { (0.0, self.weight_decay) } else { (self.weight_decay, 0.0) };
         SgdScalars {
             momentum: self.momentum as f32,
             gain: if ages[0] == 1 { 1.0 } else { (1.0 - self.dampening) as f32 },

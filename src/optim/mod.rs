@@ -62,18 +62,18 @@ mod tensor;
 pub use collective::{Alone, Collective};
 pub use control::{StepControl, StepOutcome};
 #[cfg(feature = "cuda")]
-pub(crate) use norm::ClipRule;
-#[cfg(feature = "cuda")]
 pub(crate) use hyper::check_states;
 pub use hyper::{AdEMAMixConfig, AdamConfig, AdamWConfig, LambConfig, LionConfig, Rule, SgdConfig, StateSet};
+#[cfg(feature = "cuda")]
+pub(crate) use norm::ClipRule;
 pub use norm::{ChunkSums, Clip, Clipped, GradientNorm, NonFinite, NormError};
 pub use optimizer::{Optimizer, Parameter, ParameterGroup};
 pub use reset::ResetMoments;
 #[cfg(feature = "stall")]
 pub use reset::{ResetDue, ResetError, ResetEvent, ResetProgress, ResetSchedule, ResetScope, Resets, Stepped};
-pub use rule::{AdEMAMixScalars, AdamScalars, LambScalars, LionScalars, Scalars, SgdScalars};
 #[cfg(feature = "stall")]
 pub(crate) use rule::power;
+pub use rule::{AdEMAMixScalars, AdamScalars, LambScalars, LionScalars, Scalars, SgdScalars};
 pub use shard::{Shard, ShardError};
 #[cfg(feature = "stall")]
 pub use stalls::StateStalls;

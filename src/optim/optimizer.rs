@@ -551,10 +551,8 @@ impl<R: Rule> Optimizer<R> {
                 self.offset = self.offset.wrapping_add(whole);
             }
         }
-        let state = self
-            .tensors
-            .entry(id)
-            .or_insert_with(|| TensorState::new(&tensor.tensor, n, tensor.group, &settings));
+        let state =
+            self.tensors.entry(id).or_insert_with(|| TensorState::new(&tensor.tensor, n, tensor.group, &settings));
         state.group = tensor.group;
         state.ages[..R::STATES.len()].iter_mut().for_each(|age| *age += 1);
         let step = Step::<R> {

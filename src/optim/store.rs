@@ -9,8 +9,8 @@ use crate::cast::Code;
 use crate::format::{BlockFormat, BlockScale, Decoder, Format, Scales, pack};
 use crate::isa::{Isa, Kernel, at_level};
 use crate::random::{BLOCK, Draw, Generator, Role, Sealed, SrStates, Width, Words};
-use crate::round::{Mode, Overflow, encode};
 use crate::round::lanes::{Decide, Draws16, NearestEven, Target, Target32, Target64};
+use crate::round::{Mode, Overflow, encode};
 
 /// Where the draws of one stored value come from.
 #[derive(Clone, Copy)]
