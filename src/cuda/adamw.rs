@@ -10,7 +10,9 @@ use super::launch::{
 };
 use super::{CudaError, DeviceVec, ElementType, Gpu};
 use crate::format::{BlockScale, Format};
-use crate::optim::{AdamWConfig, Entry, Moment, Real, Rounding, Scalars, StateFormat, States, Tensor, check};
+use crate::optim::{
+    AdamWConfig, Entry, Moment, Real, Rounding, Scalars, StateFormat, States, Tensor, check, check_states,
+};
 use crate::random::Role;
 use crate::round::Overflow;
 use crate::round::lanes::Target32;
@@ -103,8 +105,9 @@ impl AdamW {
         rounding: Rounding,
     ) -> Result<Self, CudaError> {
         config.check()?;
+        whole(&config)?;
         let formats = states.into();
-        formats.check()?;
+        check_states::<AdamWConfig>(&formats)?;
         log_block(formats)?;
         supported("rounding", rounding)?;
         Ok(Self {
@@ -133,6 +136,7 @@ impl AdamW {
     /// [`CudaError::Optim`]; the old ones stay then.
     pub fn set_config(&mut self, config: AdamWConfig) -> Result<(), CudaError> {
         config.check()?;
+        whole(&config)?;
         self.config = config;
         Ok(())
     }
@@ -478,6 +482,12 @@ fn moment(format: StateFormat, role: Role, at: u64, n: u64) -> (MomentArguments,
         target: Target32::new(element, 0, Overflow::Saturate).expect("a normal number of these formats is one of f32"),
     };
     (arguments, bits, at, at + (n * bits).div_ceil(8))
+}
+
+/// Refuses options that kernels do not have.
+fn whole(config: &AdamWConfig) -> Result<(), CudaError> {
+    let reason = "kernels step every element";
+    if config.skip_zeros { Err(CudaError::Unsupported { argument: "skip_zeros", reason }) } else { Ok(()) }
 }
 
 fn supported(argument: &'static str, rounding: Rounding) -> Result<(), CudaError> {
