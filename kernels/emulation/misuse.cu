@@ -119,3 +119,22 @@ extern "C" __global__ void __launch_bounds__(64) intrinsics(const __grid_constan
     x[768] = __umulhi(y, 0xD256D193);
     x[832] = __popc(y) << 16 | __clz(y) << 8 | __ffs(y);
 }
+
+// Every atomic operation, by two blocks: what is left does not depend on the order.
+extern "C" __global__ void __launch_bounds__(64) atomics(const __grid_constant__ Words a) {
+    const u32 y = a.y[threadIdx.x] + blockIdx.x;
+    atomicAdd(a.x, y);
+    atomicSub(a.x + 1, y);
+    atomicMax(a.x + 2, y);
+    atomicMin(a.x + 3, y);
+    atomicMax((int *)a.x + 4, (int)y);
+    atomicOr(a.x + 5, y & y << 3);
+    atomicAnd(a.x + 6, y | y << 3);
+    atomicXor(a.x + 7, y);
+    atomicInc(a.x + 8, 6);
+    atomicAdd((u64 *)a.x + 5, (u64)y << 20);
+    // A maximum from compare-and-swap.
+    for (u32 seen = 0, old; seen < y; seen = old)
+        if ((old = atomicCAS(a.x + 12, seen, y)) == seen) break;
+    if (threadIdx.x == 0 && blockIdx.x == 0) atomicExch(a.x + 13, y);
+}

@@ -382,6 +382,38 @@ mod tests {
         }
     }
 
+    #[test]
+    fn atomics_are_those_of_cuda() {
+        let y: Vec<u32> = (0..64u32).map(|i| i.wrapping_mul(0x9E37_79B9) | 0x0010_0000).collect();
+        let all: Vec<u32> = y.iter().flat_map(|y| [*y, y + 1]).collect();
+        let sum: u64 = all.iter().map(|&y| u64::from(y)).sum();
+        let wide = sum << 20;
+        let expected = [
+            sum as u32,
+            (sum as u32).wrapping_neg(),
+            *all.iter().max().unwrap(),
+            *all.iter().min().unwrap(),
+            all.iter().map(|&y| y as i32).max().unwrap() as u32,
+            all.iter().fold(0, |old, y| old | y & (y << 3)),
+            all.iter().fold(!0, |old, y| old & (y | y << 3)),
+            all.iter().fold(0, |old, y| old ^ y),
+            128 % 7,
+            0,
+            wide as u32,
+            (wide >> 32) as u32,
+            *all.iter().max().unwrap(),
+            y[0],
+        ];
+        for order in [FORWARD, REVERSE, 7] {
+            let Some(device) = Emulated::new(order) else { return };
+            let mut x = [0u32; 14];
+            [x[3], x[6]] = [!0, !0];
+            let words = Words { x: device.put(&x, 0), y: device.input(&y, 0), n: 64 };
+            run(&device, "atomics", 2, words).unwrap();
+            assert_eq!(device.get::<u32>(words.x), expected);
+        }
+    }
+
     /// What the driver refuses is refused: arguments of another size, larger blocks, unknown kernels.
     #[test]
     fn launches_are_checked_by_the_ptx() {
