@@ -31,7 +31,7 @@ if [ "${1:-}" = --check ]; then
     trap 'rm -rf "$out"' EXIT
 fi
 mkdir -p "$out"
-for module in {cast,adamw}_{f32,bf16,fp16} blocks_{any,f32,bf16} norm; do
+for module in {cast,adamw,encode}_{f32,bf16,fp16} blocks_{any,f32,bf16} decode norm; do
     kernel=${module%_*} source=${module#*_}
     "$NVCC" -O3 -std=c++17 -arch=compute_80 -fmad=false -DSOURCE_"${source^^}" -ptx "kernels/$kernel.cu" -o "$out/$module.ptx"
     # PTX 7.1 has all that is used and loads in older drivers, once hints that came later are taken out.
@@ -55,7 +55,7 @@ budget() {
     adamw_* | blocks_any | blocks_f32) echo 64 ;;
     blocks_bf16) echo 80 ;;
     cast_* | hardware_*) echo 48 ;;
-    norm) echo 64 ;;
+    norm | encode_* | decode) echo 64 ;;
     esac
 }
 # Bytes of a thread's stack, in which registers are spilled.
@@ -83,7 +83,7 @@ assemble() {
         }'
 }
 for arch in 80 90 100 120; do
-    for ptx in "$out"/{{cast,adamw,blocks}_*,norm}.ptx; do
+    for ptx in "$out"/{{cast,adamw,blocks,encode}_*,decode,norm}.ptx; do
         assemble $arch "$ptx"
     done
 done

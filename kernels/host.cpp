@@ -17,6 +17,12 @@
 //                                                       value by `decode_near` if it is and by `decode`
 //   6, n, f32 bits (n), n at most 4096                  the sum of squares of a chunk, in two words
 //   7, clip rule (3 f64), n, sums (n f64)               the clip factor of each
+//   8, decision, width, encoder (18), global, block, n, (bits, draw) n times, n a multiple of 8
+//                                                       casts into blocks: of each block, its scale as stored and the codes of
+//                                                       each eight elements, in two words
+//   9, decoder (8), rule, global, n, (code, scale) n times
+//                                                       values of blocks
+//   10, n, f32 bits (n)                                 the scale of a tensor in NVFP4 of each largest magnitude
 // An element is 0 (E4M3), 1 (E5M2), 2 (UE5M3), 3 (UE4M4), 4 (E2M1), 5 (UE2M2Nz). A decision is 0 (nearest), 16 or 32 (stochastic with so many bits).
 #include <algorithm>
 #include <cstdio>
@@ -27,6 +33,7 @@
 #include "norm.cuh"
 #include "random.cuh"
 #include "round.cuh"
+#include "scaled.cuh"
 
 static u32 next() {
     u32 word;
@@ -134,6 +141,35 @@ template <class T> static void blocks_of() {
     }
 }
 
+template <class D, int WIDTH> static void encode() {
+    const Encoder e = read<Encoder>();
+    const float global = read<float>();
+    const u32 block = next();
+    std::vector<u32> in(2 * (size_t)next());
+    for (u32 &word : in) word = next();
+    for (size_t first = 0; first < in.size(); first += 2 * block) {
+        const size_t end = std::min(in.size(), first + 2 * block);
+        u32 amax = 0;
+        for (size_t i = first; i < end; i += 2) amax = std::max(amax, in[i] & 0x7FFFFFFF);
+        const BlockScale scale = scale_of(e, amax, global);
+        out.push_back(scale.stored);
+        for (size_t i = first; i < end; i += 16) {
+            u32 x[8], draw[8];
+            for (int j = 0; j < 8; j++) x[j] = in[i + 2 * j], draw[j] = in[i + 2 * j + 1];
+            u64 codes = eight_codes<D, WIDTH>(e, scale, x, draw);
+            out.push_back((u32)codes), out.push_back((u32)(codes >> 32));
+        }
+    }
+}
+
+template <class D> static void encode_to(u32 width) {
+    switch (width) {
+    case 8: encode<D, 8>(); break;
+    case 6: encode<D, 6>(); break;
+    case 4: encode<D, 4>(); break;
+    }
+}
+
 int main() {
     switch (next()) {
     case 0: {
@@ -192,6 +228,25 @@ int main() {
     case 7: {
         ClipRule rule = read<ClipRule>();
         for (u32 n = next(); n > 0; n--) out.push_back(bits_of(clip_factor(rule, read<double>())));
+        break;
+    }
+    case 8: {
+        u32 decision = next(), width = next();
+        decision == 0 ? encode_to<NearestEven>(width) : encode_to<Draws32>(width);
+        break;
+    }
+    case 9: {
+        const Decoder d = read<Decoder>();
+        const u32 rule = next();
+        const float global = read<float>();
+        for (u32 n = next(); n > 0; n--) {
+            u32 code = next(), scale = next();
+            out.push_back(decoded(d, code, factors(rule, scale, global)));
+        }
+        break;
+    }
+    case 10: {
+        for (u32 n = next(); n > 0; n--) out.push_back(bits_of(nvfp4_global(next())));
         break;
     }
     }

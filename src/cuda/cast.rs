@@ -9,6 +9,7 @@ use super::{CudaError, DeviceVec, ElementType, Gpu};
 use crate::cast::{Cast, GpuRounding};
 use crate::format::{Element, Format, PackedVec, SubByte};
 use crate::random::{Draw, Draws};
+use crate::round::Overflow;
 use crate::round::lanes::Target32;
 
 /// Shapes of targets that have shorter kernels: width, signed or unsigned, fraction bits.
@@ -190,7 +191,7 @@ impl Gpu {
             _ => Shape::of(16),
         };
         let unsupported = |argument, reason| CudaError::Unsupported { argument, reason };
-        let (scale, overflow, rounding) = cast.on_gpu(format)?;
+        let (scale, overflow, rounding) = cast.on_gpu(format, Overflow::of(format))?;
         let target = Target32::<false>::new(format, scale, overflow)
             .ok_or_else(|| unsupported("format", "its normal numbers, as scaled, go below those of f32"))?;
         let size = source.bytes();

@@ -5,6 +5,7 @@ use alloc::string::{String, ToString};
 use cudarc::driver::DriverError;
 use cudarc::driver::sys::CUresult;
 
+use crate::cast::CastError;
 use crate::optim::{NormError, OptimError};
 
 /// Why a GPU call was refused or failed.
@@ -153,6 +154,9 @@ pub enum CudaError {
         /// Why.
         reason: &'static str,
     },
+    /// A cast's own refusal.
+    #[error(transparent)]
+    Cast(#[from] CastError),
     /// An optimizer's own refusal.
     #[error(transparent)]
     Optim(#[from] OptimError),

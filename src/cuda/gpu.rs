@@ -171,9 +171,15 @@ impl Gpu {
     /// Sets a range of bytes, after all earlier work of the stream.
     pub(super) fn fill(&self, memory: &mut DeviceVec<u8>, range: RangeFrom<usize>, byte: u8) -> Result<(), CudaError> {
         let bytes = memory.len - range.start;
+        // SAFETY: the range lies in memory of this device, which is borrowed mutably.
+        unsafe { self.fill_raw(memory.address() + range.start as u64, bytes, byte) }
+    }
+
+    /// # Safety
+    /// So many bytes at this address are memory of this device that nothing else reads or writes until the work is done.
+    pub(super) unsafe fn fill_raw(&self, at: u64, bytes: usize, byte: u8) -> Result<(), CudaError> {
         if bytes > 0 {
-            let at = memory.address() + range.start as u64;
-            // SAFETY: the range lies in memory of this device, which is borrowed mutably.
+            // SAFETY: promised by the caller.
             unsafe { result::memset_d8_async(at, byte, bytes, self.stream.cu_stream()) }?;
         }
         Ok(())

@@ -7,13 +7,15 @@ use std::sync::OnceLock;
 
 use half::f16;
 
-use crate::Format;
-use crate::format::{BlockScale, pack};
+use super::blocks::{Decoder, Encoder, rule};
+use crate::cast::Cast;
+use crate::format::{BlockFormat, BlockScale, BlockVec, Scales, Specials, pack};
 use crate::optim::{AdamWConfig, BlockEncoder, ChunkSums, Clip};
-use crate::random::{Keys, Role};
+use crate::random::{Draws, Keys, Role};
 use crate::round::lanes::tests::first_up;
 use crate::round::lanes::{Draws16, NearestEven, Target32};
-use crate::round::{Mode, Overflow, RandomBits, round_scaled};
+use crate::round::{Mode, Overflow, RandomBits, round, round_scaled};
+use crate::{Draw, Format};
 
 /// The program, built once; `None` without a compiler, unless one is required by `CI`.
 fn program() -> Option<&'static PathBuf> {
@@ -57,7 +59,7 @@ fn ask(program: &PathBuf, request: &[u32]) -> Vec<u32> {
 /// Bits with every exponent, and specials, from a counter.
 fn words(n: usize) -> Vec<u32> {
     let mut words = vec![0u32; n];
-    crate::random::Draws::fill32(&crate::Draw::seeded(99), 0, &mut words);
+    Draw::seeded(99).fill32(0, &mut words);
     let specials =
         [0, 1 << 31, 1, 0x007F_FFFF, 0x0080_0000, 0x7F7F_FFFF, 0x7F80_0000, 0x7F80_0001, 0x7FFF_FFFF, 0xFFFF_FFFF];
     words[..10].copy_from_slice(&specials);
@@ -310,4 +312,150 @@ fn blocks_are_those_of_the_step() {
         }
     }
     assert!(near > 18 * 2048 / 4 && nan > 0, "{near} blocks by the short way");
+}
+
+/// Every preset, every element of 4, 6 and 8 bits under every rule, and elements of a user's own at the ends of f32.
+fn block_formats() -> Vec<BlockFormat> {
+    let own = |exponent_bits, fraction_bits, bias| Format::builder(exponent_bits, fraction_bits).bias(bias);
+    let elements = Format::NAMED.map(|(_, format)| format).into_iter().chain([
+        own(5, 2, 130).build().unwrap(),
+        own(5, 2, -60).build().unwrap(),
+        own(3, 0, 3).build().unwrap(),
+        own(2, 5, 0).build().unwrap(),
+        own(7, 0, 63).specials(Specials::NanOnly).build().unwrap(),
+        own(2, 4, 20).unsigned().without_zero().build().unwrap(),
+        own(5, 3, 90).unsigned().without_zero().specials(Specials::Ieee).build().unwrap(),
+    ]);
+    let formats = elements.filter(|element| matches!(element.bits(), 4 | 6 | 8)).flat_map(|element| {
+        [(16, BlockScale::Ceil), (32, BlockScale::Floor), (128, BlockScale::Amax)]
+            .map(|(block, scale)| BlockFormat::new(element, block, scale).unwrap())
+    });
+    formats.chain([BlockFormat::NVFP4]).collect()
+}
+
+/// Values of every kind, another range in each sixteen; `kind` 0 has all exponents, NaN and infinities too.
+fn block_values(kind: usize, n: usize) -> Vec<f32> {
+    let random = words(2 * n);
+    let value = |i: usize| {
+        let (word, other) = (random[i], random[n + i]);
+        // The largest exponent of the sixteen.
+        let top = match kind {
+            0 | 1 => (i / 16 * 7 % 255) as u32,
+            _ => 100 + (i / 16 * 7 % 40) as u32,
+        };
+        let bits = match (i / 16 % 16, other % 16) {
+            (0, _) if kind == 0 => word,
+            (1, _) => word & 0x8000_0000,
+            (_, 0) => word & 0x8000_0000,
+            (_, 1) => word & 0x8000_0000 | top << 23,
+            // On a tie of many formats, or next to it.
+            (_, 2) => word & 0x8040_0001 | top.saturating_sub(other >> 8 & 31) << 23,
+            (_, 3..9) => word & 0x807F_FFFF | top.saturating_sub(other >> 8 & 3) << 23,
+            _ => word & 0x807F_FFFF | top.saturating_sub(other >> 8 & 31) << 23,
+        };
+        f32::from_bits(bits)
+    };
+    (0..n).map(value).collect()
+}
+
+fn encoder_words(encoder: Encoder) -> [u32; 18] {
+    // SAFETY: `repr(C)`, eighteen words without padding.
+    unsafe { core::mem::transmute::<Encoder, [u32; 18]>(encoder) }
+}
+
+/// The scale of block `b` as stored.
+fn stored(scales: &Scales, b: usize) -> u32 {
+    match scales {
+        Scales::E8M0(codes) | Scales::Nvfp4 { blocks: codes, .. } => codes[b].into(),
+        Scales::F32(scales) => scales[b].to_bits(),
+    }
+}
+
+/// Casts into blocks: scales and codes, with the draws of the stream, and with those at which decisions turn.
+#[test]
+fn casts_into_blocks_are_those_of_the_cpu() {
+    let Some(program) = program() else { return };
+    let (mut nan, mut ups) = (0, 0);
+    for format in block_formats() {
+        let (element, block, width) = (format.element(), format.block(), format.element().bits());
+        for (kind, overflow) in [(0, Overflow::Saturate), (1, Overflow::Ieee), (2, Overflow::Saturate)] {
+            let x = block_values(kind, 1 << 13);
+            let draw = Draw::seeded(5).step(2);
+            let encoder = Encoder::new(format, overflow).unwrap();
+            let by = |cast: Cast<Draw>| cast.overflow(overflow).to_blocks(&x, format).unwrap();
+            let (nearest, stochastic) = (by(Cast::nearest()), by(Cast::stochastic(draw)));
+            let global = if let Scales::Nvfp4 { global, .. } = nearest.scales() { *global } else { 1.0 };
+            let ask_for = |decision: u32, draws: &dyn Fn(usize) -> u32| {
+                let request = [8, decision, width].into_iter().chain(encoder_words(encoder));
+                let request = request.chain([global.to_bits(), block as u32, x.len() as u32]);
+                let pairs = x.iter().enumerate().flat_map(|(i, x)| [x.to_bits(), draws(i)]);
+                ask(program, &request.chain(pairs).collect::<Vec<_>>())
+            };
+            let compare = |answer: &[u32], code: &dyn Fn(usize) -> u16, scales: &Scales| {
+                let mut answer = answer.iter().copied();
+                for b in 0..format.blocks(x.len()) {
+                    assert_eq!(answer.next(), Some(stored(scales, b)), "{format:?} {kind} block {b}");
+                    for first in (b * block..(b + 1) * block).step_by(8) {
+                        let [low, high] = [answer.next().unwrap(), answer.next().unwrap()].map(u64::from);
+                        for (i, x) in x.iter().enumerate().skip(first).take(8) {
+                            let got = (high << 32 | low) >> (width as usize * (i - first)) & ((1 << width) - 1);
+                            assert_eq!(got, u64::from(code(i)), "{format:?} {overflow:?} {i}: {x:e}");
+                        }
+                    }
+                }
+            };
+            compare(&ask_for(0, &|_| 0), &|i| nearest.code(i), nearest.scales());
+            compare(&ask_for(32, &|i| draw.draw32(i as u64)), &|i| stochastic.code(i), stochastic.scales());
+            nan += nearest.nan_blocks();
+            ups += (0..x.len()).filter(|&i| nearest.code(i) != stochastic.code(i)).count();
+
+            let code = |i: usize, draw: u32| {
+                let scale = nearest.scales().get(i / block);
+                let quotient = f64::from(x[i]) / if scale == 0.0 { 1.0 } else { scale };
+                let mode = Mode::Stochastic(RandomBits::of32(draw));
+                if scale.is_nan() { 0 } else { round(quotient, element, mode, overflow) }
+            };
+            let turns: Vec<u32> =
+                (0..x.len()).map(|i| first_up(|draw| code(i, draw).into()).wrapping_sub(i as u32 >> 3 & 1)).collect();
+            compare(&ask_for(32, &|i| turns[i]), &|i| code(i, turns[i]), nearest.scales());
+        }
+    }
+    assert!(nan > 0 && ups > 0, "{nan} {ups}");
+    let amax: Vec<u32> = words(1 << 12).into_iter().map(|word| (word & 0x7FFF_FFFF).min(0x7F7F_FFFF)).collect();
+    let answer = ask(program, &[&[10, amax.len() as u32][..], &amax].concat());
+    let globals = amax.iter().map(|&amax| BlockFormat::nvfp4_global(f32::from_bits(amax).into()).to_bits());
+    assert!(globals.eq(answer));
+}
+
+/// Every code under scales of every kind, those too that no cast makes.
+#[test]
+fn values_of_blocks_are_those_of_the_cpu() {
+    let Some(program) = program() else { return };
+    for format in block_formats() {
+        let (element, block) = (format.element(), format.block());
+        let random = words(1 << 8);
+        let codes: Vec<u8> = (0..random.len() * block).map(|i| (i % element.code_count() as usize) as u8).collect();
+        let mut bytes = vec![0; element.bytes(codes.len())];
+        match element.bits() {
+            8 => bytes.copy_from_slice(&codes),
+            width => pack(width as usize, &codes, &mut bytes),
+        }
+        let global = 0.3f32;
+        let scales = match format.scale() {
+            BlockScale::Ceil | BlockScale::Floor => Scales::E8M0((0..=u8::MAX).collect()),
+            BlockScale::Amax => Scales::F32(random.iter().map(|&bits| f32::from_bits(bits)).collect()),
+            BlockScale::Nvfp4 => Scales::Nvfp4 { blocks: (0..=u8::MAX).collect(), global },
+        };
+        let blocks = BlockVec::from_parts(format, codes.len(), bytes, scales).unwrap();
+        let decoder = Decoder::new(element).unwrap();
+        // SAFETY: `repr(C)` and eight words.
+        let decoder = unsafe { core::mem::transmute::<Decoder, [u32; 8]>(decoder) };
+        let request =
+            [9].into_iter().chain(decoder).chain([rule(format.scale()), global.to_bits(), codes.len() as u32]);
+        let pairs = codes.iter().enumerate().flat_map(|(i, &code)| [code.into(), stored(blocks.scales(), i / block)]);
+        let answer = ask(program, &request.chain(pairs).collect::<Vec<_>>());
+        for (i, (got, expected)) in answer.iter().zip(blocks.decode()).enumerate() {
+            assert_eq!(*got, expected.to_bits(), "{format:?} {:#x} {:e}", codes[i], blocks.scales().get(i / block));
+        }
+    }
 }

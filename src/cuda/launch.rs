@@ -9,6 +9,7 @@ use std::sync::Mutex;
 use cudarc::driver::{CudaFunction, DeviceRepr, LaunchConfig, PushKernelArg, sys};
 use cudarc::nvrtc::Ptx;
 
+use super::blocks::{Decoder, Encoder};
 use super::{CudaError, Gpu};
 use crate::optim::{ClipRule, Scalars};
 use crate::random::Keys;
@@ -61,7 +62,7 @@ struct Module {
 }
 
 /// The kernels' PTX.
-const MODULES: [Module; 12] = [
+const MODULES: [Module; 16] = [
     portable("cast_f32", include_str!("../../kernels/ptx/cast_f32.ptx")),
     portable("cast_bf16", include_str!("../../kernels/ptx/cast_bf16.ptx")),
     portable("cast_fp16", include_str!("../../kernels/ptx/cast_fp16.ptx")),
@@ -71,6 +72,10 @@ const MODULES: [Module; 12] = [
     portable("blocks_any", include_str!("../../kernels/ptx/blocks_any.ptx")),
     portable("blocks_f32", include_str!("../../kernels/ptx/blocks_f32.ptx")),
     portable("blocks_bf16", include_str!("../../kernels/ptx/blocks_bf16.ptx")),
+    portable("encode_f32", include_str!("../../kernels/ptx/encode_f32.ptx")),
+    portable("encode_bf16", include_str!("../../kernels/ptx/encode_bf16.ptx")),
+    portable("encode_fp16", include_str!("../../kernels/ptx/encode_fp16.ptx")),
+    portable("decode", include_str!("../../kernels/ptx/decode.ptx")),
     portable("norm", include_str!("../../kernels/ptx/norm.ptx")),
     hardware("hardware_100a", include_str!("../../kernels/ptx/hardware_100a.ptx")),
     hardware("hardware_103a", include_str!("../../kernels/ptx/hardware_103a.ptx")),
@@ -247,6 +252,55 @@ pub(super) struct CombineArguments {
     pub(super) clip: ClipRule,
 }
 
+/// Arguments of the casts of encode.cu.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct EncodeArguments {
+    pub(super) x: u64,
+    pub(super) codes: u64,
+    pub(super) scales: u64,
+    pub(super) global: u64,
+    pub(super) n: u64,
+    pub(super) group: u32,
+    pub(super) skip: u32,
+    pub(super) vector: u32,
+    pub(super) log_block: u32,
+    pub(super) keys: [u32; 5],
+    pub(super) encoder: Encoder,
+}
+
+/// Arguments of the largest magnitude of encode.cu.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct LargestArguments {
+    pub(super) x: u64,
+    pub(super) largest: u64,
+    pub(super) n: u64,
+    pub(super) vector: u32,
+}
+
+/// Arguments of the scale of the whole of encode.cu.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct GlobalArguments {
+    pub(super) global: u64,
+}
+
+/// Arguments of the kernels of decode.cu.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct DecodeArguments {
+    pub(super) codes: u64,
+    pub(super) scales: u64,
+    pub(super) global: u64,
+    pub(super) y: u64,
+    pub(super) n: u64,
+    pub(super) vector: u32,
+    pub(super) log_block: u32,
+    pub(super) rule: u32,
+    pub(super) decoder: Decoder,
+}
+
 /// Arguments of the kernels of hardware.cu.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -270,6 +324,14 @@ unsafe impl DeviceRepr for BlockArguments {}
 unsafe impl DeviceRepr for ChunksArguments {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for CombineArguments {}
+// SAFETY: as above, in encode.cu.
+unsafe impl DeviceRepr for EncodeArguments {}
+// SAFETY: as above; four bytes behind the last field are not read.
+unsafe impl DeviceRepr for LargestArguments {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for GlobalArguments {}
+// SAFETY: as above, in decode.cu.
+unsafe impl DeviceRepr for DecodeArguments {}
 // SAFETY: as above, in hardware.cu.
 unsafe impl DeviceRepr for HardwareArguments {}
 
@@ -418,6 +480,25 @@ mod tests {
                 );
                 assert!(!source.contains("_param_1"), "{name}");
             }
+        }
+    }
+
+    #[test]
+    fn layouts_of_casts_into_blocks() {
+        assert_eq!((size_of::<EncodeArguments>(), size_of::<DecodeArguments>()), (152, 88));
+        assert_eq!((size_of::<LargestArguments>(), size_of::<GlobalArguments>()), (32, 8));
+        let encode = MODULES.iter().filter(|known| known.name.starts_with("encode_"));
+        let decode = MODULES.iter().filter(|known| known.name == "decode");
+        for (Module { name, ptx: source, .. }, sizes) in encode
+            .map(|known| (known, vec![(152, 6), (32, 1), (8, 1)]))
+            .chain(decode.map(|known| (known, vec![(88, 3)])))
+        {
+            let entries: usize = sizes.iter().map(|(_, count)| count).sum();
+            assert_eq!(source.matches(".visible .entry ").count(), entries, "{name}");
+            for (bytes, count) in sizes {
+                assert_eq!(source.matches(&format!("_param_0[{bytes}]")).count(), count, "{name}: {bytes}");
+            }
+            assert!(!source.contains("_param_1"), "{name}");
         }
     }
 

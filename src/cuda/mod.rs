@@ -21,6 +21,7 @@
 //! somebody else, and somebody else's stream, come in through the `unsafe` entry points, as structs of raw addresses.
 
 mod adamw;
+mod blocks;
 mod cast;
 mod error;
 mod gpu;
@@ -33,6 +34,7 @@ mod norm;
 pub mod nvrtc;
 
 pub use adamw::{AdamW, DeviceParameter, StepMemory};
+pub use blocks::{BlocksMemory, DeviceBlocks};
 pub use cast::{CastMemory, DevicePacked, Source};
 pub use error::CudaError;
 pub use gpu::{DeviceVec, Gpu};

@@ -19,7 +19,7 @@ use libloading::Library;
 use super::CudaError;
 
 /// Names of the modules.
-pub const MODULES: [&str; 10] = [
+pub const MODULES: [&str; 14] = [
     "cast_f32",
     "cast_bf16",
     "cast_fp16",
@@ -29,23 +29,30 @@ pub const MODULES: [&str; 10] = [
     "blocks_any",
     "blocks_f32",
     "blocks_bf16",
+    "encode_f32",
+    "encode_bf16",
+    "encode_fp16",
+    "decode",
     "norm",
 ];
 
 /// The kernels' sources: files that are compiled, and those that they include.
-const SOURCES: [(&str, &CStr); 4] = [
+const SOURCES: [(&str, &CStr); 6] = [
     ("cast", source(concat!(include_str!("../../kernels/cast.cu"), "\0"))),
     ("adamw", source(concat!(include_str!("../../kernels/adamw.cu"), "\0"))),
     ("blocks", source(concat!(include_str!("../../kernels/blocks.cu"), "\0"))),
+    ("encode", source(concat!(include_str!("../../kernels/encode.cu"), "\0"))),
+    ("decode", source(concat!(include_str!("../../kernels/decode.cu"), "\0"))),
     ("norm", source(concat!(include_str!("../../kernels/norm.cu"), "\0"))),
 ];
-const HEADERS: [(&CStr, &CStr); 7] = [
+const HEADERS: [(&CStr, &CStr); 8] = [
     (c"common.cuh", source(concat!(include_str!("../../kernels/common.cuh"), "\0"))),
     (c"random.cuh", source(concat!(include_str!("../../kernels/random.cuh"), "\0"))),
     (c"round.cuh", source(concat!(include_str!("../../kernels/round.cuh"), "\0"))),
     (c"memory.cuh", source(concat!(include_str!("../../kernels/memory.cuh"), "\0"))),
     (c"adamw.cuh", source(concat!(include_str!("../../kernels/adamw.cuh"), "\0"))),
     (c"blocks.cuh", source(concat!(include_str!("../../kernels/blocks.cuh"), "\0"))),
+    (c"scaled.cuh", source(concat!(include_str!("../../kernels/scaled.cuh"), "\0"))),
     (c"norm.cuh", source(concat!(include_str!("../../kernels/norm.cuh"), "\0"))),
 ];
 
