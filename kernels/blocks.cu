@@ -1,4 +1,4 @@
-// One step of AdamW whose moments, one or both, are stored in blocks that share a power-of-two scale: reads p, g, codes and
+// One step of AdamW whose moments, one or both, are stored in blocks that share a scale: reads p, g, codes and
 // scales once and writes p, codes and scales once.
 //
 // Bytes an element: 2 (p) + 1 (g) times their widths, and for each moment 2 times 1, or 1/2 for 4-bit codes, and 2 for each
@@ -6,9 +6,10 @@
 // The arrays must not overlap. Element 0 starts a block, and the group of its draws; the host cuts launches so that one set of
 // keys serves each. Blocks of 32, 64, 128 or 256 elements, any n; the last block may be shorter.
 //
-// Kernels of two kinds. `blocks_any` takes every combination of types and formats, a block to a warp. The others are for one
-// each, EACH consecutive elements to a thread, so that some threads of a warp share a block; a warp at the end, or with a
-// block whose scale is too large for `code_near` or that is not finite, does its blocks as `blocks_any` does.
+// Kernels of three kinds. `blocks_any` takes every combination of types and formats under powers of two in blocks of one size, a
+// block to a warp. `blocks_mixed` takes f32 scales and two sizes as well, the larger block to a warp. The others are for one
+// combination each, EACH consecutive elements to a thread, so that some threads of a warp share a block; a warp at the end, or
+// with a block whose scale is too large for `code_near` or that is not finite, does its blocks as `blocks_any` does.
 #include "adamw.cuh"
 #include "blocks.cuh"
 #include "memory.cuh"
@@ -16,15 +17,6 @@
 
 #define THREADS 128
 #define WARP 32
-
-// How a moment is stored, for code that takes any format.
-struct Moment {
-    u32 kind;          // 0: f32, 1: BF16, 2: blocks
-    u32 fraction_bits; // of an element
-    u32 bias;
-    u32 floor; // the smallest code of what is above zero
-    Target target;
-};
 
 struct Step {
     void *p;
@@ -35,7 +27,7 @@ struct Step {
     u8 *v_scales;
     u64 n;
     u32 group; // low half of the group of element 0
-    u32 log_block; // log2 of the elements of a block
+    u32 log_block; // log2 of the elements of a block, of the larger one
     u32 vector; // whether memory is aligned to what a thread takes
     u32 p_type, g_type; // 0: f32, 1: BF16, 2: FP16
     u32 p_draws, m_draws; // whether parameters and moments are rounded stochastically
@@ -61,86 +53,111 @@ FN void store_at(u32 type, void *memory, u64 i, float x, bool draws, u32 draw) {
     }
 }
 
-// What blocks.cuh has for one format at a time, for any. First, the value of a code.
-FN float moment_at(const Moment &m, const void *memory, u32 scale, u64 i) {
+// Element i of a moment.
+template <bool MIXED> FN float moment_at(const Moment &m, const void *memory, u32 scale, u64 i) {
     if (m.kind < 2) return value_at(m.kind, memory, i);
     u32 place = m.target.sign_shift == 7 ? 0 : i % 2 * 4;
     u32 code = ((const u8 *)memory)[place == 0 && m.target.sign_shift == 7 ? i : i / 2] >> place & (2u << m.target.sign_shift) - 1;
-    u32 sign = m.target.is_unsigned ? 0 : code >> m.target.sign_shift;
-    u32 bits = (code & ~(sign << m.target.sign_shift)) << (23 - m.fraction_bits);
-    u32 half = 1u << (22 - m.fraction_bits);
-    // Code 0 of a format without zero is half of code 1.
-    bits = m.target.code_1 && bits < half ? half : bits;
-    int exponent = (int)scale + 127 - (int)m.bias;
-    int beyond = exponent > 254 ? exponent - 254 : 0;
-    float value = float_of(bits | sign << 31) * power_of_two(exponent - beyond) * power_of_two(127 + beyond);
-    return scale == NAN_SCALE ? float_of(CANONICAL_NAN) : value;
+    return any_value<MIXED>(m, scale, code);
 }
 
-FN u32 any_scale(const Moment &m, u32 amax) {
-    u32 max = m.target.max_code;
-    u32 max_fraction = (max & ((1u << m.fraction_bits) - 1)) << (23 - m.fraction_bits);
-    int code = (int)((amax + (0x7FFFFF - max_fraction)) >> 23) - ((int)(max >> m.fraction_bits) - (int)m.bias);
-    code = code > 1 ? code : 1;
-    return amax < F32_INFINITY ? (u32)code : NAN_SCALE;
+// The scale of block b as it is stored.
+template <bool MIXED> FN u32 scale_at(const Moment &m, const void *scales, u64 b) {
+    if (MIXED && m.kind == 3) return ((const u32 *)scales)[b];
+    return m.kind == 2 ? ((const u8 *)scales)[b] : 0;
+}
+template <bool MIXED> FN void store_scale(const Moment &m, void *scales, u64 b, u32 scale) {
+    if (m.kind == 2) ((u8 *)scales)[b] = (u8)scale;
+    if (MIXED && m.kind == 3) ((u32 *)scales)[b] = scale;
 }
 
-FN u32 any_code(const Moment &m, u32 scale, float x, bool draws, u32 draw) {
-    // Exact, but for what is too far below the smallest value to be rounded up.
-    u32 bits = bits_of(x * power_of_two(254 - (int)scale));
-    u32 result = draws ? code<Draws16>(m.target, bits, draw) : code<NearestEven>(m.target, bits, 0);
-    result = x > 0.0f && result < m.floor ? m.floor : result;
-    return scale == NAN_SCALE ? 0 : result;
+// The new scale of a block that ends where a warp has come to, if one does: lane k keeps that of block k.
+FN void end_block(const Moment &m, u32 log_block, u32 done, bool last, u32 lane, u32 &amax, u32 &scale) {
+    if (!last && (done & ((1u << log_block) - 1)) != 0) return;
+    u32 largest = any_scale<true>(m, __reduce_max_sync(0xFFFFFFFF, amax));
+    if (lane == (done - 1) >> log_block) scale = largest;
+    amax = 0;
 }
 
-// One block by one warp, every lane taking pairs of neighbours, 64 apart: parameters and largest magnitudes, then moments,
-// made again from what is in memory still. For every combination, so short rather than fast.
-FN void any_block(const Step &s, u64 b, u32 lane) {
+// One block by one warp: parameters and largest magnitudes, then moments, made again from what is in memory still. Where MIXED,
+// the block is that of the moment whose blocks are larger, and all lanes stay in a loop as long as one does, to share what they
+// have. For every combination, so short rather than fast.
+template <bool MIXED> FN void any_block(const Step &s, u64 b, u32 lane) {
     const u64 start = b << s.log_block;
     const u64 end = s.n - start < 1u << s.log_block ? s.n : start + (1u << s.log_block);
-    u32 scale_m = s.moment_m.kind == 2 ? s.m_scales[b] : 0, scale_v = s.moment_v.kind == 2 ? s.v_scales[b] : 0;
-    u32 amax_m = 0, amax_v = 0;
+    const u32 log_m = s.moment_m.log_block, log_v = s.moment_v.log_block;
+    u32 scale_m = MIXED ? 0 : scale_at<MIXED>(s.moment_m, s.m_scales, b);
+    u32 scale_v = MIXED ? 0 : scale_at<MIXED>(s.moment_v, s.v_scales, b);
+    u32 amax_m = 0, amax_v = 0, new_scale_m = 0, new_scale_v = 0;
 #pragma unroll 1
-    for (u64 i = start + lane; i < end; i += WARP) {
-        Element e = adamw(s.scalars, value_at(s.p_type, s.p, i), value_at(s.g_type, s.g, i),
-                          moment_at(s.moment_m, s.m, scale_m, i), moment_at(s.moment_v, s.v, scale_v, i));
-        store_at(s.p_type, s.p, i, e.p, s.p_draws, s.p_draws ? draw16(word(s.keys_p, s.group + (u32)(i / 4)), i & 3) : 0);
-        u32 magnitude_m = bits_of(e.m) & 0x7FFFFFFF, magnitude_v = bits_of(e.v) & 0x7FFFFFFF;
-        amax_m = amax_m > magnitude_m ? amax_m : magnitude_m;
-        amax_v = amax_v > magnitude_v ? amax_v : magnitude_v;
+    for (u64 i = start + lane; (MIXED ? i - lane : i) < end; i += WARP) {
+        if (!MIXED || i < end) {
+            if (MIXED) scale_m = scale_at<MIXED>(s.moment_m, s.m_scales, i >> log_m);
+            if (MIXED) scale_v = scale_at<MIXED>(s.moment_v, s.v_scales, i >> log_v);
+            Element e = adamw(s.scalars, value_at(s.p_type, s.p, i), value_at(s.g_type, s.g, i),
+                              moment_at<MIXED>(s.moment_m, s.m, scale_m, i), moment_at<MIXED>(s.moment_v, s.v, scale_v, i));
+            store_at(s.p_type, s.p, i, e.p, s.p_draws, s.p_draws ? draw16(word(s.keys_p, s.group + (u32)(i / 4)), i & 3) : 0);
+            u32 magnitude_m = bits_of(e.m) & 0x7FFFFFFF, magnitude_v = bits_of(e.v) & 0x7FFFFFFF;
+            amax_m = amax_m > magnitude_m ? amax_m : magnitude_m;
+            amax_v = amax_v > magnitude_v ? amax_v : magnitude_v;
+        }
+        if (MIXED) {
+            const u32 done = (u32)(i - lane - start) + WARP;
+            const bool last = start + done >= end;
+            end_block(s.moment_m, log_m, done, last, lane, amax_m, new_scale_m);
+            end_block(s.moment_v, log_v, done, last, lane, amax_v, new_scale_v);
+        }
     }
-    u32 new_scale_m = any_scale(s.moment_m, __reduce_max_sync(0xFFFFFFFF, amax_m));
-    u32 new_scale_v = any_scale(s.moment_v, __reduce_max_sync(0xFFFFFFFF, amax_v));
+    if (!MIXED) {
+        new_scale_m = any_scale<false>(s.moment_m, __reduce_max_sync(0xFFFFFFFF, amax_m));
+        new_scale_v = any_scale<false>(s.moment_v, __reduce_max_sync(0xFFFFFFFF, amax_v));
+    }
+    // Every lane takes pairs of neighbours, 64 apart.
 #pragma unroll 1
-    for (u64 pair = start + 2 * lane; pair < end; pair += 2 * WARP) {
+    for (u64 pair = start + 2 * lane; (MIXED ? pair - 2 * lane : pair) < end; pair += 2 * WARP) {
+        u32 new_m = new_scale_m, new_v = new_scale_v;
+        if (MIXED) {
+            new_m = __shfl_sync(0xFFFFFFFF, new_scale_m, (u32)(pair - start) >> log_m);
+            new_v = __shfl_sync(0xFFFFFFFF, new_scale_v, (u32)(pair - start) >> log_v);
+            if (pair >= end) continue;
+            scale_m = scale_at<MIXED>(s.moment_m, s.m_scales, pair >> log_m);
+            scale_v = scale_at<MIXED>(s.moment_v, s.v_scales, pair >> log_v);
+        }
         u32 codes_m = 0, codes_v = 0; // of a pair, in 4 bits each
 #pragma unroll 1
         for (u64 i = pair; i < pair + 2 && i < end; i++) {
-            Element e = moments(s.scalars, value_at(s.g_type, s.g, i), s.scalars.beta1 * moment_at(s.moment_m, s.m, scale_m, i),
-                                s.scalars.beta2 * moment_at(s.moment_v, s.v, scale_v, i));
+            Element e = moments(s.scalars, value_at(s.g_type, s.g, i),
+                                s.scalars.beta1 * moment_at<MIXED>(s.moment_m, s.m, scale_m, i),
+                                s.scalars.beta2 * moment_at<MIXED>(s.moment_v, s.v, scale_v, i));
             u32 draw_m = 0, draw_v = 0, group = s.group + (u32)(i / 4);
             if (s.m_draws) draw_m = draw16(word(s.keys_m, group), i & 3), draw_v = draw16(word(s.keys_v, group), i & 3);
             if (s.moment_m.kind < 2) {
                 store_at(s.moment_m.kind, s.m, i, e.m, s.m_draws, draw_m);
             } else {
-                u32 code = any_code(s.moment_m, new_scale_m, e.m, s.m_draws, draw_m);
+                u32 code = any_code<MIXED>(s.moment_m, new_m, e.m, s.m_draws, draw_m);
                 if (s.moment_m.target.sign_shift == 7) ((u8 *)s.m)[i] = (u8)code;
                 codes_m |= code << (i & 1) * 4;
             }
             if (s.moment_v.kind < 2) {
                 store_at(s.moment_v.kind, s.v, i, e.v, s.m_draws, draw_v);
             } else {
-                u32 code = any_code(s.moment_v, new_scale_v, e.v, s.m_draws, draw_v);
+                u32 code = any_code<MIXED>(s.moment_v, new_v, e.v, s.m_draws, draw_v);
                 if (s.moment_v.target.sign_shift == 7) ((u8 *)s.v)[i] = (u8)code;
                 codes_v |= code << (i & 1) * 4;
             }
         }
-        if (s.moment_m.kind == 2 && s.moment_m.target.sign_shift == 3) ((u8 *)s.m)[pair / 2] = (u8)codes_m;
-        if (s.moment_v.kind == 2 && s.moment_v.target.sign_shift == 3) ((u8 *)s.v)[pair / 2] = (u8)codes_v;
+        if (s.moment_m.kind >= 2 && s.moment_m.target.sign_shift == 3) ((u8 *)s.m)[pair / 2] = (u8)codes_m;
+        if (s.moment_v.kind >= 2 && s.moment_v.target.sign_shift == 3) ((u8 *)s.v)[pair / 2] = (u8)codes_v;
     }
-    if (lane == 0) {
-        if (s.moment_m.kind == 2) s.m_scales[b] = (u8)new_scale_m;
-        if (s.moment_v.kind == 2) s.v_scales[b] = (u8)new_scale_v;
+    if (MIXED) {
+        // The old scales were read by all.
+        __syncwarp();
+        const u64 block_m = (start >> log_m) + lane, block_v = (start >> log_v) + lane;
+        if (block_m << log_m < end) store_scale<MIXED>(s.moment_m, s.m_scales, block_m, new_scale_m);
+        if (block_v << log_v < end) store_scale<MIXED>(s.moment_v, s.v_scales, block_v, new_scale_v);
+    } else if (lane == 0) {
+        store_scale<MIXED>(s.moment_m, s.m_scales, b, new_scale_m);
+        store_scale<MIXED>(s.moment_v, s.v_scales, b, new_scale_v);
     }
 }
 
@@ -251,7 +268,7 @@ template <class P, class DP, class G, class M, class V, class D, int EACH> FN vo
     if (done) return;
     u64 end = tile + WARP * EACH < s.n ? tile + WARP * EACH : s.n;
 #pragma unroll 1
-    for (u64 b = tile >> s.log_block; b << s.log_block < end; b++) any_block(s, b, lane);
+    for (u64 b = tile >> s.log_block; b << s.log_block < end; b++) any_block<false>(s, b, lane);
 }
 
 #define ENTRY(name, P, DP, G, M, V, D, EACH)                                                                           \
@@ -271,10 +288,12 @@ template <class P, class DP, class G, class M, class V, class D, int EACH> FN vo
     FORMATS(name##_e2m1_ue2m2nz, P, DP, G, E2M1, UE2M2Nz, EACH)
 
 #if defined(SOURCE_ANY)
-extern "C" __global__ void __launch_bounds__(THREADS) blocks_any(const __grid_constant__ Step s) {
+template <bool MIXED> FN void any(const Step &s) {
     u64 b = (u64)blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
-    if (b << s.log_block < s.n) any_block(s, b, threadIdx.x % WARP);
+    if (b << s.log_block < s.n) any_block<MIXED>(s, b, threadIdx.x % WARP);
 }
+extern "C" __global__ void __launch_bounds__(THREADS) blocks_any(const __grid_constant__ Step s) { any<false>(s); }
+extern "C" __global__ void __launch_bounds__(THREADS, 8) blocks_mixed(const __grid_constant__ Step s) { any<true>(s); }
 #elif defined(SOURCE_F32)
 PAIRS(blocks_f32_f32, F32, NearestEven, F32, 8)
 #elif defined(SOURCE_BF16)

@@ -23,6 +23,9 @@
 //   9, decoder (8), rule, global, n, (code, scale) n times
 //                                                       values of blocks
 //   10, n, f32 bits (n)                                 the scale of a tensor in NVFP4 of each largest magnitude
+//   11, moment (30), whether there are draws, block, n, (bits, draw) n times
+//                                                       moments in blocks of any format: of each block, its scale as stored and
+//                                                       code and value of each element
 // An element is 0 (E4M3), 1 (E5M2), 2 (UE5M3), 3 (UE4M4), 4 (E2M1), 5 (UE2M2Nz). A decision is 0 (nearest), 16 or 32 (stochastic with so many bits).
 #include <algorithm>
 #include <cstdio>
@@ -247,6 +250,23 @@ int main() {
     }
     case 10: {
         for (u32 n = next(); n > 0; n--) out.push_back(bits_of(nvfp4_global(next())));
+        break;
+    }
+    case 11: {
+        const Moment m = read<Moment>();
+        const u32 draws = next(), block = next();
+        std::vector<u32> in(2 * (size_t)next());
+        for (u32 &word : in) word = next();
+        for (size_t first = 0; first < in.size(); first += 2 * block) {
+            u32 amax = 0;
+            for (size_t i = 0; i < block; i++) amax = std::max(amax, in[first + 2 * i] & 0x7FFFFFFF);
+            const u32 scale = any_scale<true>(m, amax);
+            out.push_back(scale);
+            for (size_t i = first; i < first + 2 * block; i += 2) {
+                const u32 code = any_code<true>(m, scale, float_of(in[i]), draws, in[i + 1]);
+                out.push_back(code), out.push_back(canonical(any_value<true>(m, scale, code)));
+            }
+        }
         break;
     }
     }

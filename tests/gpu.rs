@@ -825,6 +825,39 @@ fn moments_in_blocks_step_alike() {
     }
 }
 
+/// F32 scales of one moment or both, and blocks of two sizes, of which a warp takes the larger.
+#[test]
+fn moments_under_any_scale_step_alike() {
+    let Some(gpu) = gpu() else { return };
+    let r = Rounding::stochastic(1);
+    for States { m, v } in PAIRS {
+        for (m, v) in [(m.amax(), v), (m, v.amax()), (m.amax(), v.amax())] {
+            for (block_m, block_v) in [(128, 128), (32, 256), (256, 32), (64, 128), (64, 32), (256, 256)] {
+                let formats = States { m: m.block(block_m).unwrap(), v: v.block(block_v).unwrap() };
+                for (states, wild) in [(r, false), (r, true), (Rounding::Nearest, true)] {
+                    let run =
+                        Run { n: 0, steps: 3, formats, states, parameters: r, weight_decay: 0.1, offset: 0, wild };
+                    for n in [0, 1, 31, 32, 33, 127, 129, 255, 257, 4097] {
+                        steps::<f32, f32>(&gpu, Run { n, ..run });
+                        steps::<bf16, bf16>(&gpu, Run { n, offset: 1, ..run });
+                    }
+                    steps::<f16, f32>(&gpu, Run { n: 65_537, ..run });
+                }
+            }
+        }
+        for (block_m, block_v) in [(32, 256), (256, 32), (64, 128)] {
+            let formats = States { m: m.block(block_m).unwrap(), v: v.block(block_v).unwrap() };
+            for wild in [false, true] {
+                let run = Run { n: 0, steps: 3, formats, states: r, parameters: r, weight_decay: 0.1, offset: 0, wild };
+                for n in [1, 33, 255, 257, 65_537] {
+                    steps::<f32, f32>(&gpu, Run { n, ..run });
+                    steps::<bf16, bf16>(&gpu, Run { n, ..run });
+                }
+            }
+        }
+    }
+}
+
 /// A tensor may begin anywhere in memory, and a block be of any scale: gradients from 1e-40 to 1e30, a magnitude a block.
 #[test]
 fn blocks_of_every_magnitude_step_alike() {
@@ -832,7 +865,8 @@ fn blocks_of_every_magnitude_step_alike() {
     let n = 128 * 70 + 5;
     let grads: Vec<f32> = (0..n).map(|i| ((i % 128) as f32 - 60.0) * 10f32.powi((i / 128) as i32 - 42)).collect();
     let on_device = gpu.upload(&grads).unwrap();
-    for formats in PAIRS {
+    for formats in PAIRS.into_iter().flat_map(|States { m, v }| [States { m, v }, States { m: m.amax(), v: v.amax() }])
+    {
         let r = Rounding::stochastic(3);
         let mut host = optim::AdamW::new(AdamWConfig::default(), formats, r).unwrap();
         let mut device = AdamW::new(&gpu, AdamWConfig::default(), formats, r).unwrap();

@@ -58,7 +58,7 @@ fn keeps_the_contract(name: &str, ptx: &str) {
         let (at_once, more, alone) = match entry.split('_').next() {
             Some("adamw") if entry.starts_with("adamw_f32") => (4, 2, 5),
             Some("adamw") => (8, 2, 5),
-            Some("blocks") if entry == "blocks_any" => (0, 0, 7),
+            Some("blocks") if matches!(entry, "blocks_any" | "blocks_mixed") => (0, 0, 7),
             Some("blocks") if entry.starts_with("blocks_f32") => (8, 1, 7),
             Some("blocks") => (16, 1, 7),
             _ => (0, 0, 0),

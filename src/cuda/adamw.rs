@@ -2,12 +2,14 @@
 
 use alloc::collections::BTreeMap;
 use alloc::format;
+use alloc::vec;
 use alloc::vec::Vec;
 
+use super::blocks::Wide;
 use super::cast::Source;
 use super::launch::{BlockArguments, MomentArguments, Shape, StepArguments, aligned, disjoint, keys, launch, pieces};
 use super::{CudaError, DeviceVec, ElementType, Gpu};
-use crate::format::{BlockScale, Format};
+use crate::format::{BlockFormat, BlockScale, Format};
 use crate::optim::{AdamWConfig, Entry, Moment, Real, Rounding, Scalars, StateFormat, States, Tensor, check};
 use crate::random::Role;
 use crate::round::Overflow;
@@ -93,7 +95,7 @@ impl AdamW {
     ///
     /// # Errors
     /// [`CudaError::Optim`] for hyper-parameters out of range or formats that moments are not stored in,
-    /// [`CudaError::Unsupported`] for [`Rounding::SrStates`], scales in f32, and two moments in blocks of different size.
+    /// [`CudaError::Unsupported`] for [`Rounding::SrStates`].
     pub fn new(
         gpu: &Gpu,
         config: AdamWConfig,
@@ -103,7 +105,6 @@ impl AdamW {
         config.check()?;
         let formats = states.into();
         formats.check()?;
-        log_block(formats)?;
         supported("rounding", rounding)?;
         Ok(Self {
             gpu: gpu.clone(),
@@ -154,7 +155,10 @@ impl AdamW {
     pub fn moments(&self, id: u64) -> Result<Option<(Moment, Moment)>, CudaError> {
         let Some(state) = self.tensors.get(&id) else { return Ok(None) };
         let moment = |format: StateFormat, bytes: &DeviceVec<u8>| {
-            let (n, bytes) = (state.n as usize, self.gpu.download(bytes)?);
+            let (n, mut bytes) = (state.n as usize, self.gpu.download(bytes)?);
+            if let StateFormat::Blocks(format) = format {
+                bytes.drain(format.element().bytes(n)..scales_at(format, n));
+            }
             let length =
                 CudaError::Length { argument: "state", expected: format.bytes(n) as u64, got: bytes.len() as u64 };
             Moment::from_bytes(format, n, &bytes).ok_or(length)
@@ -268,11 +272,15 @@ impl AdamW {
 
     /// Memory of a moment of `n` zeros: codes, and then the scales of blocks.
     fn zeros(&self, format: StateFormat, n: usize) -> Result<DeviceVec<u8>, CudaError> {
-        let mut memory = self.gpu.zeroed(format.bytes(n))?;
-        if let StateFormat::Blocks(format) = format {
-            // The smallest scale.
-            self.gpu.fill(&mut memory, format.element().bytes(n).., 1)?;
+        let StateFormat::Blocks(format) = format else { return self.gpu.zeroed(format.bytes(n)) };
+        let at = scales_at(format, n);
+        // The smallest scale.
+        if format.scale() == BlockScale::Amax {
+            let smallest = vec![f32::from_bits(1); format.blocks(n)];
+            return self.gpu.upload(&[&vec![0; at], bytemuck::cast_slice::<f32, u8>(&smallest)].concat());
         }
+        let mut memory = self.gpu.zeroed(at + format.blocks(n))?;
+        self.gpu.fill(&mut memory, at.., 1)?;
         Ok(memory)
     }
 
@@ -346,6 +354,9 @@ impl AdamW {
     /// thread.
     fn built_in(&self, params: ElementType, grads: ElementType) -> Option<(&'static str, String, u32)> {
         let (StateFormat::Blocks(m), StateFormat::Blocks(v)) = (self.formats.m, self.formats.v) else { return None };
+        if m.block() != v.block() || [m, v].iter().any(|format| format.scale() != BlockScale::Ceil) {
+            return None;
+        }
         let pair = [m, v].map(|format| format.element().to_string().to_lowercase()).join("_");
         let (module, types, each) = match (params, grads) {
             (ElementType::F32, ElementType::F32) => ("blocks_f32", "f32_f32".into(), 8),
@@ -361,20 +372,24 @@ impl AdamW {
     /// As [`launch`](Self::launch).
     unsafe fn launch_blocks(&self, work: &Launch<'_>) -> Result<(), CudaError> {
         let StepMemory { params, params_type, grads, grads_type, n, .. } = *work.memory;
-        let log_block = log_block(self.formats)?;
+        let log_block = log_block(self.formats);
+        let moments = [
+            moment(self.formats.m, Role::FirstMoment, work.m, n, log_block),
+            moment(self.formats.v, Role::SecondMoment, work.v, n, log_block),
+        ];
+        let mixed = moments.iter().any(|(moment, ..)| moment.kind == 3 || moment.log_block != log_block);
+        let any = if mixed { "blocks_mixed" } else { "blocks_any" };
         let (module, kernel, each) = self
             .built_in(params_type, grads_type)
             // A block to each of four warps.
-            .unwrap_or_else(|| ("blocks_any", "blocks_any".into(), (1 << log_block) / 32));
-        let moments = [
-            moment(self.formats.m, Role::FirstMoment, work.m, n),
-            moment(self.formats.v, Role::SecondMoment, work.v, n),
-        ];
+            .unwrap_or_else(|| ("blocks_any", any.into(), (1 << log_block) / 32));
         // Parts begin, and groups change their high half, at whole blocks.
         for piece in pieces(work.first, n, 2) {
             let [p, g] = [(params, params_type), (grads, grads_type)].map(|(at, of)| at + piece.start * of.bytes());
-            let [(m, m_scales), (v, v_scales)] =
-                moments.map(|(_, bits, at, scales)| (at + piece.start * bits / 8, scales + (piece.start >> log_block)));
+            let [(m, m_scales), (v, v_scales)] = moments.map(|(arguments, bits, at, scales)| {
+                let scale_size = if arguments.kind == 3 { 4 } else { 1 };
+                (at + piece.start * bits / 8, scales + (piece.start >> arguments.log_block) * scale_size)
+            });
             let arguments = BlockArguments {
                 p,
                 g,
@@ -424,42 +439,46 @@ fn rounded(name: &str, rounding: Rounding) -> String {
     }
 }
 
-/// log2 of the size of blocks that a step goes by, if kernels have these formats.
-fn log_block(States { m, v }: States) -> Result<u32, CudaError> {
-    let unsupported = |reason| Err(CudaError::Unsupported { argument: "states", reason });
-    let mut blocks = None;
-    for format in [m, v] {
-        let StateFormat::Blocks(format) = format else { continue };
-        if format.scale() != BlockScale::Ceil {
-            return unsupported("scales in f32 are for the CPU, to compare with");
-        }
-        if blocks.is_some_and(|block| block != format.block()) {
-            return unsupported("kernels have both moments in blocks of one size");
-        }
-        blocks = Some(format.block());
-    }
-    Ok(blocks.unwrap_or(256).ilog2())
+/// log2 of the size of blocks that a step goes by: the larger one of its moments.
+fn log_block(States { m, v }: States) -> u32 {
+    let block = |format| if let StateFormat::Blocks(format) = format { Some(format.block()) } else { None };
+    block(m).max(block(v)).unwrap_or(256).ilog2()
+}
+
+/// Bytes of a moment's memory before its scales: those of the codes, up to where an f32 is aligned if scales are f32.
+fn scales_at(format: BlockFormat, n: usize) -> usize {
+    let codes = format.element().bytes(n);
+    if format.scale() == BlockScale::Amax { codes.next_multiple_of(4) } else { codes }
 }
 
 /// A moment of `n` elements: how it is stored, bits of an element, its address and that of its scales.
-fn moment(format: StateFormat, role: Role, at: u64, n: u64) -> (MomentArguments, u64, u64, u64) {
-    let element = match format {
-        StateFormat::Blocks(format) => format.element(),
-        _ => Format::BF16,
+pub(super) fn moment(
+    format: StateFormat,
+    role: Role,
+    at: u64,
+    n: u64,
+    log_block: u32,
+) -> (MomentArguments, u64, u64, u64) {
+    let (kind, element, log_block, scales) = match format {
+        StateFormat::F32 => (0, Format::BF16, log_block, at),
+        StateFormat::Bf16 => (1, Format::BF16, log_block, at),
+        StateFormat::Blocks(format) => {
+            let kind = if format.scale() == BlockScale::Amax { 3 } else { 2 };
+            (kind, format.element(), format.block().ilog2(), at + scales_at(format, n as usize) as u64)
+        }
     };
-    let (kind, bits) = match format {
-        StateFormat::F32 => (0, 32),
-        StateFormat::Bf16 => (1, 16),
-        StateFormat::Blocks(_) => (2, element.bits().into()),
-    };
+    let bits = if kind == 0 { 32 } else { element.bits().into() };
     let arguments = MomentArguments {
         kind,
         fraction_bits: element.fraction_bits(),
         bias: element.bias(),
         floor: (role == Role::SecondMoment && element.has_zero()).into(),
+        log_block,
         target: Target32::new(element, 0, Overflow::Saturate).expect("a normal number of these formats is one of f32"),
+        max: element.max(),
+        wide: Wide::new(element, Overflow::Saturate),
     };
-    (arguments, bits, at, at + (n * bits).div_ceil(8))
+    (arguments, bits, at, scales)
 }
 
 fn supported(argument: &'static str, rounding: Rounding) -> Result<(), CudaError> {
@@ -476,18 +495,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn formats_without_kernels_are_refused() {
+    fn blocks_that_a_step_goes_by() {
         let bf16 = StateFormat::Bf16;
         for states in [bf16.into(), StateFormat::E4M3.into(), States::FP4, States { m: bf16, ..States::FP4 }] {
-            assert_eq!(log_block(states).unwrap(), if states.has_blocks() { 7 } else { 8 });
+            assert_eq!(log_block(states), if states.has_blocks() { 7 } else { 8 });
         }
         let fine = StateFormat::UE4M4.block(32).unwrap();
-        for (states, message) in [
-            (States { m: StateFormat::E4M3, v: fine }, "kernels have both moments in blocks of one size"),
-            (States { m: bf16, v: fine.amax() }, "scales in f32 are for the CPU, to compare with"),
-        ] {
-            let message = format!("states: not supported on a GPU: {message}");
-            assert_eq!(log_block(states).unwrap_err().to_string(), message);
-        }
+        assert_eq!(log_block(States { m: StateFormat::E4M3, v: fine }), 7);
+        assert_eq!(log_block(States { m: bf16, v: fine.amax() }), 5);
+        let (StateFormat::Blocks(fine), StateFormat::Blocks(amax)) = (fine, fine.amax()) else { panic!() };
+        assert_eq!([fine, amax].map(|format| scales_at(format, 33)), [33, 36]);
     }
 }

@@ -7,10 +7,12 @@ use std::sync::OnceLock;
 
 use half::f16;
 
+use super::adamw::moment;
 use super::blocks::{Decoder, Encoder, rule};
+use super::launch::MomentArguments;
 use crate::cast::Cast;
-use crate::format::{BlockFormat, BlockScale, BlockVec, Scales, Specials, pack};
-use crate::optim::{AdamWConfig, BlockEncoder, ChunkSums, Clip};
+use crate::format::{BlockFormat, BlockScale, BlockVec, Decoder as CpuDecoder, Scales, Specials, pack};
+use crate::optim::{AdamWConfig, BlockEncoder, ChunkSums, Clip, StateFormat};
 use crate::random::{Draws, Keys, Role};
 use crate::round::lanes::tests::first_up;
 use crate::round::lanes::{Draws16, NearestEven, Target32};
@@ -356,6 +358,59 @@ fn block_values(kind: usize, n: usize) -> Vec<f32> {
         f32::from_bits(bits)
     };
     (0..n).map(value).collect()
+}
+
+/// Moments in blocks of any format under scales of both kinds, as the kernel for all combinations makes them, at the draws at
+/// which decisions turn.
+#[test]
+fn moments_under_any_scale_are_those_of_the_step() {
+    let Some(program) = program() else { return };
+    let moments = [Format::E4M3, Format::E5M2, Format::E2M1].map(|element| (element, Role::FirstMoment)).into_iter();
+    let seconds = [Format::E4M3, Format::E5M2, Format::UE5M3, Format::UE4M4, Format::UE2M2NZ];
+    let mut nan = 0;
+    for (element, role) in moments.chain(seconds.map(|element| (element, Role::SecondMoment))) {
+        for (scale, block) in [(BlockScale::Ceil, 32), (BlockScale::Amax, 32), (BlockScale::Amax, 256)] {
+            let format = StateFormat::Blocks(BlockFormat::new(element, block, scale).unwrap());
+            let (arguments, ..) = moment(format, role, 0, 0, 8);
+            // SAFETY: `repr(C)`, thirty words without padding.
+            let arguments = unsafe { core::mem::transmute::<MomentArguments, [u32; 30]>(arguments) };
+            let (encoder, decoder) = (BlockEncoder::new(element, scale, role), CpuDecoder::new(element));
+            let second = role == Role::SecondMoment;
+            let x: Vec<f32> = (0..2).flat_map(|kind| block_values(kind, 1 << 13)).collect();
+            let x: Vec<f32> = x.into_iter().map(|x| if second { x.abs() } else { x }).collect();
+            for stochastic in [false, true] {
+                let code = |scale: f32, x: f32, draw: u16| {
+                    let mut code = [0u8];
+                    match stochastic {
+                        _ if scale.is_nan() => {}
+                        true => encoder.codes::<Draws16, _>(scale, &[x], &[draw], &mut code),
+                        false => encoder.codes::<NearestEven, _>(scale, &[x], &[()], &mut code),
+                    }
+                    code[0]
+                };
+                let mut request = [11].into_iter().chain(arguments).collect::<Vec<_>>();
+                request.extend([stochastic.into(), block as u32, x.len() as u32]);
+                let mut expected = vec![];
+                for x in x.chunks(block) {
+                    let new = encoder.scale(x);
+                    nan += u32::from(new.is_nan());
+                    expected.push(if scale == BlockScale::Amax { new.to_bits() } else { new.to_bits() >> 23 & 0xFF });
+                    for (i, &x) in x.iter().enumerate() {
+                        let turn = first_up(|draw| code(new, x, (draw >> 16) as u16).into()) >> 16;
+                        let draw = turn.wrapping_sub(i as u32 & 1) as u16;
+                        let code = code(new, x, draw);
+                        let value = decoder.value(code) * new;
+                        request.extend([x.to_bits(), draw.into()]);
+                        expected.extend([code.into(), if value.is_nan() { 0x7FC0_0000 } else { value.to_bits() }]);
+                    }
+                }
+                let answer = ask(program, &request);
+                let at = answer.iter().zip(&expected).position(|(a, b)| a != b);
+                assert!(at.is_none() && answer.len() == expected.len(), "{format} {stochastic}: word {at:?}");
+            }
+        }
+    }
+    assert!(nan > 0);
 }
 
 fn encoder_words(encoder: Encoder) -> [u32; 18] {

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use cudarc::driver::{CudaFunction, DeviceRepr, LaunchConfig, PushKernelArg, sys};
 use cudarc::nvrtc::Ptx;
 
-use super::blocks::{Decoder, Encoder};
+use super::blocks::{Decoder, Encoder, Wide};
 use super::{CudaError, Gpu};
 use crate::optim::{ClipRule, Scalars};
 use crate::random::Keys;
@@ -185,13 +185,17 @@ pub(super) struct CastArguments {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct MomentArguments {
-    /// 0: f32, 1: BF16, 2: blocks. The rest is for blocks alone.
+    /// 0: f32, 1: BF16, 2: blocks under powers of two, 3: blocks under f32 scales. The rest is for blocks alone.
     pub(super) kind: u32,
     pub(super) fraction_bits: u32,
     pub(super) bias: i32,
     /// The smallest code of what is above zero.
     pub(super) floor: u32,
+    pub(super) log_block: u32,
     pub(super) target: Target32<false>,
+    /// The largest value of an element.
+    pub(super) max: f64,
+    pub(super) wide: Wide,
 }
 
 /// Arguments of the kernels of blocks.cu.
@@ -469,8 +473,8 @@ mod tests {
     #[test]
     fn layouts_are_those_of_the_kernels() {
         assert_eq!((size_of::<CastArguments>(), size_of::<StepArguments>()), (112, 152));
-        assert_eq!((size_of::<BlockArguments>(), size_of::<HardwareArguments>()), (320, 56));
-        for (module, bytes) in [("cast_", 112), ("adamw_", 152), ("blocks_", 320), ("hardware_", 56)] {
+        assert_eq!((size_of::<BlockArguments>(), size_of::<HardwareArguments>()), (424, 56));
+        for (module, bytes) in [("cast_", 112), ("adamw_", 152), ("blocks_", 424), ("hardware_", 56)] {
             for Module { name, ptx: source, .. } in MODULES.iter().filter(|known| known.name.starts_with(module)) {
                 let entries = source.matches(".visible .entry ").count();
                 let parameters = source.matches(&format!("_param_0[{bytes}]")).count();
