@@ -29,7 +29,7 @@ fn the_first_step_moves_by_lr() {
         for i in 0..steps {
             opt.step(&mut p, &[(i as f32).sin()]).unwrap();
         }
-        assert!(opt.reset(0, ResetMoments::Both));
+        assert!(opt.reset(0, ResetMoments::All));
         let (m, v) = opt.moments(0).unwrap();
         assert_eq!((m, v, opt.age(0), opt.steps()), (&Moment::F32(vec![0.0]), &Moment::F32(vec![0.0]), 0, steps));
         p = [1.0];
@@ -65,11 +65,11 @@ fn the_second_moment_alone() {
     let wrong = config().scalars(1).unwrap().step(before, 1.0, 1.0, 0.0)[0];
     assert!(before - wrong > 0.09);
     // Both afterwards: the ages are one again.
-    assert!(opt.reset(0, ResetMoments::Both));
+    assert!(opt.reset(0, ResetMoments::All));
     p = [1.0];
     opt.step(&mut p, &[1.0]).unwrap();
     assert!((1.0 - p[0] - 0.01).abs() < 1e-6);
-    assert!(!opt.reset(77, ResetMoments::Both), "nothing is known of it");
+    assert!(!opt.reset(77, ResetMoments::All), "nothing is known of it");
 }
 
 /// F9 for moments in blocks: emptied are codes and scales, and the first step moves by the learning rate again.
@@ -78,7 +78,7 @@ fn blocks_start_anew() {
     let n = 300;
     let amax = States { m: StateFormat::E5M2.amax(), v: StateFormat::UE4M4.block(32).unwrap().amax() };
     for states in [States { m: StateFormat::E4M3, v: StateFormat::UE4M4 }, States::FP4, amax] {
-        for moments in [ResetMoments::Both, ResetMoments::Second] {
+        for moments in [ResetMoments::All, ResetMoments::Second] {
             let mut opt = AdamW::new(config(), states, Rounding::stochastic(3)).unwrap();
             let mut p = vec![1f32; n];
             for step in 0..50 {
@@ -128,7 +128,7 @@ fn others_and_noise() {
         let (mut a, mut b) = (vec![1f32; n], vec![1f32; n]);
         for step in 0..6 {
             if reset && step == 5 {
-                assert!(opt.reset(1, ResetMoments::Both));
+                assert!(opt.reset(1, ResetMoments::All));
             }
             opt.step_tensors(&mut [Parameter::numbered(1, &mut a, &g), Parameter::numbered(2, &mut b, &g)]).unwrap();
         }
@@ -158,7 +158,7 @@ fn unmeasured(tensor: u64) -> Stepped {
 }
 
 fn due_at(schedule: ResetSchedule, steps: u64) -> Vec<u64> {
-    let mut resets = Resets::new(schedule, ResetMoments::Both, ResetScope::Tensor).unwrap();
+    let mut resets = Resets::new(schedule, ResetMoments::All, ResetScope::Tensor).unwrap();
     let due = |step: &u64| {
         assert!(*step > 0);
         resets.decide(&[unmeasured(4)]).unwrap() == ResetDue::Tensors(vec![4])
@@ -184,8 +184,8 @@ fn fixed_periods() {
 #[test]
 fn scopes() {
     let schedule = ResetSchedule::Every { steps: 4 };
-    let mut tensor = Resets::new(schedule, ResetMoments::Both, ResetScope::Tensor).unwrap();
-    let mut all = Resets::new(schedule, ResetMoments::Both, ResetScope::All).unwrap();
+    let mut tensor = Resets::new(schedule, ResetMoments::All, ResetScope::Tensor).unwrap();
+    let mut all = Resets::new(schedule, ResetMoments::All, ResetScope::All).unwrap();
     let mut log = vec![];
     for step in 1..=8u64 {
         // Tensor 2 has a gradient in every other step.
@@ -210,7 +210,7 @@ fn counts(stalled: usize, moved: usize) -> StallCounts {
 /// The adaptive schedule is the rule of the stalling model fed with what is measured.
 #[test]
 fn adaptive() {
-    let mut resets = Resets::new(ResetSchedule::adaptive(0.999), ResetMoments::Both, ResetScope::Tensor).unwrap();
+    let mut resets = Resets::new(ResetSchedule::adaptive(0.999), ResetMoments::All, ResetScope::Tensor).unwrap();
     let mut rule = AdaptiveReset::new(0.999).unwrap();
     let mut dues = 0;
     for step in 0..3000u64 {
@@ -229,7 +229,7 @@ fn adaptive() {
     }
     assert!(dues > 1);
     // All tensors together: the share of the sums.
-    let mut all = Resets::new(ResetSchedule::adaptive(0.999), ResetMoments::Both, ResetScope::All).unwrap();
+    let mut all = Resets::new(ResetSchedule::adaptive(0.999), ResetMoments::All, ResetScope::All).unwrap();
     let mut rule = AdaptiveReset::new(0.999).unwrap();
     for _ in 0..1000 {
         let stepped =
@@ -267,7 +267,7 @@ fn resumed() {
 #[test]
 fn applied_and_logged() {
     let mut opt = AdamW::new(config(), StateFormat::Bf16, Rounding::stochastic(1)).unwrap();
-    let mut resets = Resets::new(ResetSchedule::Every { steps: 3 }, ResetMoments::Both, ResetScope::Tensor).unwrap();
+    let mut resets = Resets::new(ResetSchedule::Every { steps: 3 }, ResetMoments::All, ResetScope::Tensor).unwrap();
     let (mut a, mut b) = ([bf16::ONE; 5], [bf16::ONE; 5]);
     let g = [0.5f32; 5];
     for step in 1..=7 {
@@ -295,7 +295,7 @@ fn applied_and_logged() {
 
 #[test]
 fn refusals() {
-    let new = |schedule| Resets::new(schedule, ResetMoments::Both, ResetScope::Tensor);
+    let new = |schedule| Resets::new(schedule, ResetMoments::All, ResetScope::Tensor);
     assert_eq!(new(ResetSchedule::Every { steps: 0 }), Err(ResetError::Steps));
     assert!(matches!(new(ResetSchedule::adaptive(1.0)), Err(ResetError::Stall(_))));
     assert!(matches!(new(ResetSchedule::model(Format::BF16, f64::NAN)), Err(ResetError::Stall(_))));

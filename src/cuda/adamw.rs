@@ -10,7 +10,9 @@ use super::cast::Source;
 use super::launch::{BlockArguments, MomentArguments, Shape, StepArguments, aligned, disjoint, keys, launch, pieces};
 use super::{CudaError, DeviceVec, ElementType, Gpu};
 use crate::format::{BlockFormat, BlockScale, Format};
-use crate::optim::{AdamWConfig, Entry, Moment, Real, Rounding, Scalars, StateFormat, States, Tensor, check};
+use crate::optim::{
+    AdamWConfig, Entry, Moment, Real, Rounding, Scalars, StateFormat, States, Tensor, check, check_states,
+};
 use crate::random::Role;
 use crate::round::Overflow;
 use crate::round::lanes::Target32;
@@ -103,8 +105,9 @@ impl AdamW {
         rounding: Rounding,
     ) -> Result<Self, CudaError> {
         config.check()?;
+        whole(&config)?;
         let formats = states.into();
-        formats.check()?;
+        check_states::<AdamWConfig>(&formats)?;
         supported("rounding", rounding)?;
         Ok(Self {
             gpu: gpu.clone(),
@@ -132,6 +135,7 @@ impl AdamW {
     /// [`CudaError::Optim`]; the old ones stay then.
     pub fn set_config(&mut self, config: AdamWConfig) -> Result<(), CudaError> {
         config.check()?;
+        whole(&config)?;
         self.config = config;
         Ok(())
     }
@@ -479,6 +483,12 @@ pub(super) fn moment(
         wide: Wide::new(element, Overflow::Saturate),
     };
     (arguments, bits, at, scales)
+}
+
+/// Refuses options that kernels do not have.
+fn whole(config: &AdamWConfig) -> Result<(), CudaError> {
+    let reason = "kernels step every element";
+    if config.skip_zeros { Err(CudaError::Unsupported { argument: "skip_zeros", reason }) } else { Ok(()) }
 }
 
 fn supported(argument: &'static str, rounding: Rounding) -> Result<(), CudaError> {

@@ -14,7 +14,7 @@
 //! opt.step(&mut w, &[0.1; 100])?;
 //! checkpoint::save(&path, &opt, None)?;
 //!
-//! let mut resumed = checkpoint::load(&path)?.optimizer;
+//! let mut resumed: AdamW = checkpoint::load(&path)?.optimizer;
 //! let mut copy = w;
 //! opt.step(&mut w, &[0.2; 100])?;
 //! resumed.step(&mut copy, &[0.2; 100])?;
@@ -25,6 +25,7 @@
 //!
 //! # The file
 //! Of each tensor known by name, its moments `NAME::m` and `NAME::v`; of one known by number, `#NUMBER::m` and `#NUMBER::v`.
+//! SGD and Lion have an `m` alone, AdEMAMix a `slow` besides. `NAME::rest`, `U16`, are the low halves of parameters, where kept.
 //! Each has the dtype of its format, and the shape `[elements]`. Of moments in blocks these are the codes: `F8_E4M3`, `F8_E5M2`
 //! and, where an even number of them fills whole bytes, `F4` for E2M1. Other codes are `U8`, packed as in
 //! [`PackedVec`](crate::PackedVec), of shape `[bytes]`. The scales are tensors of their own, `NAME::m.scale` and `NAME::v.scale`,
@@ -37,14 +38,14 @@
 //! |---|---|
 //! | `halfulp` | `optimizer`: what the file is |
 //! | `version`, `stream`, `arithmetic` | `1` each |
-//! | `optimizer` | `adamw` |
+//! | `optimizer` | `adamw`, `adam`, `sgd`, `lion`, `ademamix` or `lamb` |
 //! | `step` | steps executed |
 //! | `offset` | counters used under `sr-states` rounding |
 //! | `rounding`, `parameter_rounding` | `nearest`, `stochastic` or `sr-states` |
 //! | `seed`, `parameter_seed` | their seeds, where they have one |
-//! | `groups` | JSON: a list of parameter groups, each with `m`, `v` (formats) and `hyper_parameters` |
+//! | `groups` | JSON: a list of parameter groups, each with `m`, `v` (formats; or the states that the optimizer has), `remainder` (true or false) and `hyper_parameters` |
 //! | `resets` | JSON: the reset schedule and its progress, if there is one |
-//! | `tensor.NAME` | JSON: `id`, `named`, `age`, `first_age`, `first` (element of the tensor, if this is a part of one), `shape`, `m`, `v` (formats), `group` |
+//! | `tensor.NAME` | JSON: `id`, `named`, `ages` (of each state), `first` (element of the tensor, if this is a part of one), `shape`, `m`, `v` (formats), `remainder`, `group` |
 //!
 //! A format is `F32`, `BF16`, or an object: `element`, the [name](crate::Format::name) of the elements' format; `block`, how
 //! many of them share a scale; `scale`, `ceil` or `amax`, the rule for it, as in [`BlockScale`].
@@ -61,10 +62,11 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::{Map, Value, json};
 
-use super::adamw::TensorState;
+use super::hyper::{Formats, MOST, Visit};
+use super::optimizer::TensorState;
 use super::{
-    AdamW, AdamWConfig, Moment, OptimError, ParameterGroup, ResetError, ResetMoments, ResetProgress, ResetSchedule,
-    ResetScope, Resets, Rounding, StateFormat, States,
+    AdamWConfig, Moment, OptimError, Optimizer, ParameterGroup, ResetError, ResetMoments, ResetProgress, ResetSchedule,
+    ResetScope, Resets, Rounding, Rule, StateFormat,
 };
 use crate::format::{BlockScale, Format, Scales};
 use crate::random::tensor_id;
@@ -72,9 +74,9 @@ use crate::random::tensor_id;
 /// What a checkpoint holds.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Checkpoint {
+pub struct Checkpoint<R: Rule = AdamWConfig> {
     /// The optimizer, at the best instruction-set level of this CPU.
-    pub optimizer: AdamW,
+    pub optimizer: Optimizer<R>,
     /// The reset schedule, if one was saved, without its log.
     pub resets: Option<Resets>,
 }
@@ -183,9 +185,9 @@ pub enum CheckpointError {
         /// The tensor.
         name: String,
         /// Of the optimizer.
-        expected: States,
+        expected: String,
         /// In the file.
-        got: States,
+        got: String,
     },
     /// Two tensors that would be stored under one name.
     #[error("tensors {first:#018x} and {second:#018x}: expected different names, got `{name}` for both")]
@@ -261,19 +263,17 @@ fn format_json(format: StateFormat) -> Value {
     }
 }
 
-impl TensorState {
-    fn states(&self) -> States {
-        States { m: self.m.format(), v: self.v.format() }
-    }
-}
-
 /// Saves an optimizer, and its reset schedule if it has one, under `path`: the file there is replaced at once, or not at all.
 /// The directory of `path` must be there.
 ///
 /// # Errors
 /// [`CheckpointError::Io`] if the file could not be written; [`CheckpointError::SameName`] if a tensor is named as another
 /// would be for its number (`#5`); [`CheckpointError::Unsupported`] for a schedule from the model of a format without a name.
-pub fn save(path: impl AsRef<Path>, optimizer: &AdamW, resets: Option<&Resets>) -> Result<(), CheckpointError> {
+pub fn save<R: Rule>(
+    path: impl AsRef<Path>,
+    optimizer: &Optimizer<R>,
+    resets: Option<&Resets>,
+) -> Result<(), CheckpointError> {
     let path = path.as_ref();
     let (header, data) = lay_out(optimizer, resets)?;
     let directory = match path.parent() {
@@ -302,7 +302,10 @@ pub fn save(path: impl AsRef<Path>, optimizer: &AdamW, resets: Option<&Resets>) 
 
 /// The start of the file up to the data, which begin at a multiple of 8, and the data: wider elements first, as
 /// safetensors orders them, without gaps.
-fn lay_out<'a>(optimizer: &'a AdamW, resets: Option<&Resets>) -> Result<(Vec<u8>, Vec<&'a [u8]>), CheckpointError> {
+fn lay_out<'a, R: Rule>(
+    optimizer: &'a Optimizer<R>,
+    resets: Option<&Resets>,
+) -> Result<(Vec<u8>, Vec<&'a [u8]>), CheckpointError> {
     let mut metadata = optimizer_metadata(optimizer);
     if let Some(resets) = resets {
         metadata.insert("resets".into(), resets_json(resets)?.to_string());
@@ -314,8 +317,12 @@ fn lay_out<'a>(optimizer: &'a AdamW, resets: Option<&Resets>) -> Result<(Vec<u8>
         if let Some(first) = ids.insert(name.clone(), id) {
             return Err(CheckpointError::SameName { name, first, second: id });
         }
-        metadata.insert(format!("tensor.{name}"), tensor_json(id, state).to_string());
-        for (which, moment) in [("m", &state.m), ("v", &state.v)] {
+        metadata.insert(format!("tensor.{name}"), tensor_json::<R>(id, state).to_string());
+        if let Some(rest) = &state.rest {
+            entries.push((Dtype::U16, format!("{name}::{REST}"), rest.len(), bytemuck::cast_slice(rest)));
+        }
+        for (kind, moment) in R::STATES.iter().zip(&state.states) {
+            let which = kind.name;
             for ((suffix, dtype, n), bytes) in parts(moment.format(), moment.len()).into_iter().zip(bytes(moment)) {
                 entries.push((dtype, format!("{name}::{which}{suffix}"), n, bytes));
             }
@@ -338,15 +345,16 @@ fn lay_out<'a>(optimizer: &'a AdamW, resets: Option<&Resets>) -> Result<(Vec<u8>
     Ok((start, data))
 }
 
-fn optimizer_metadata(optimizer: &AdamW) -> BTreeMap<String, String> {
+fn optimizer_metadata<R: Rule>(optimizer: &Optimizer<R>) -> BTreeMap<String, String> {
     let mut metadata: BTreeMap<String, String> = KNOWN.iter().map(|&(key, known)| (key.into(), known.into())).collect();
     let mut put = |key: &str, value: String| metadata.insert(key.into(), value);
     put("halfulp", "optimizer".into());
+    put("optimizer", R::NAME.into());
     put("step", optimizer.step.to_string());
     put("offset", optimizer.offset.to_string());
-    let groups: Vec<Value> = optimizer.groups.iter().map(group_json).collect();
+    let groups: Vec<Value> = optimizer.groups.iter().map(group_json::<R>).collect();
     put("groups", json!(groups).to_string());
-    for (prefix, rounding) in [("", optimizer.states), ("parameter_", optimizer.parameters)] {
+    for (prefix, rounding) in [("", optimizer.rounding), ("parameter_", optimizer.parameters)] {
         let (name, seed) = match rounding {
             Rounding::Nearest => ("nearest", None),
             Rounding::Stochastic { seed } => ("stochastic", Some(seed)),
@@ -361,34 +369,62 @@ fn optimizer_metadata(optimizer: &AdamW) -> BTreeMap<String, String> {
 }
 
 /// What this version writes, and all that it reads.
-const KNOWN: [(&str, &str); 4] = [("version", "1"), ("stream", "1"), ("arithmetic", "1"), ("optimizer", "adamw")];
+const KNOWN: [(&str, &str); 3] = [("version", "1"), ("stream", "1"), ("arithmetic", "1")];
 
-fn group_json(group: &ParameterGroup) -> Value {
-    let AdamWConfig { lr, beta1, beta2, eps, weight_decay, maximize, amsgrad: _ } = group.config;
-    let config = json!({
-        "lr": lr.to_string(),
-        "beta1": beta1.to_string(),
-        "beta2": beta2.to_string(),
-        "eps": eps.to_string(),
-        "weight_decay": weight_decay.to_string(),
-        "maximize": maximize,
-    });
-    let States { m, v } = group.states;
-    json!({ "m": format_json(m), "v": format_json(v), "hyper_parameters": config })
+/// What follows a tensor's name where the low halves of its parameters are.
+const REST: &str = "rest";
+
+/// Writes hyper-parameters.
+struct Written(Map<String, Value>);
+
+impl Visit for Written {
+    type Error = core::convert::Infallible;
+
+    fn number(&mut self, name: &'static str, value: &mut f64) -> Result<(), Self::Error> {
+        self.0.insert(name.into(), json!(value.to_string()));
+        Ok(())
+    }
+
+    fn flag(&mut self, name: &'static str, value: &mut bool) -> Result<(), Self::Error> {
+        self.0.insert(name.into(), json!(*value));
+        Ok(())
+    }
+
+    fn integer(&mut self, name: &'static str, value: &mut u64) -> Result<(), Self::Error> {
+        self.0.insert(name.into(), json!(value.to_string()));
+        Ok(())
+    }
+
+    fn option(&mut self, name: &'static str, value: &mut Option<f64>) -> Result<(), Self::Error> {
+        self.0.insert(name.into(), json!(value.map(|value| value.to_string())));
+        Ok(())
+    }
 }
 
-fn tensor_json(id: u64, state: &TensorState) -> Value {
-    json!({
+fn group_json<R: Rule>(group: &ParameterGroup<R>) -> Value {
+    let mut fields = Written(Map::new());
+    let Ok(()) = group.config.clone().fields(&mut fields);
+    let mut json = json!({ "hyper_parameters": fields.0, "remainder": group.remainder });
+    for (kind, format) in R::STATES.iter().zip(group.states.formats()) {
+        json[kind.name] = format_json(format);
+    }
+    json
+}
+
+fn tensor_json<R: Rule>(id: u64, state: &TensorState) -> Value {
+    let mut json = json!({
         "id": id.to_string(),
         "named": state.name.is_some(),
-        "age": state.age.to_string(),
-        "first_age": state.first_age.to_string(),
         "first": state.first.to_string(),
-        "shape": [state.m.len().to_string()],
-        "m": format_json(state.m.format()),
-        "v": format_json(state.v.format()),
+        "shape": [state.n.to_string()],
         "group": state.group.to_string(),
-    })
+        "remainder": state.rest.is_some(),
+        "ages": Value::Array(state.ages.iter().zip(R::STATES).map(|(age, _)| json!(age.to_string())).collect()),
+    });
+    for (kind, stored) in R::STATES.iter().zip(&state.states) {
+        json[kind.name] = format_json(stored.format());
+    }
+    json
 }
 
 fn resets_json(resets: &Resets) -> Result<Value, CheckpointError> {
@@ -416,7 +452,7 @@ fn resets_json(resets: &Resets) -> Result<Value, CheckpointError> {
     Ok(json!({
         "schedule": schedule,
         "moments": match resets.moments() {
-            ResetMoments::Both => "both",
+            ResetMoments::All => "all",
             ResetMoments::Second => "second",
         },
         "scope": match resets.scope() {
@@ -434,16 +470,16 @@ fn resets_json(resets: &Resets) -> Result<Value, CheckpointError> {
 /// no checkpoint or not a whole one; [`CheckpointError::Unknown`] for another version, stream, arithmetic or optimizer;
 /// [`CheckpointError::Metadata`], [`CheckpointError::MissingTensor`], [`CheckpointError::UnknownTensor`],
 /// [`CheckpointError::Dtype`] and [`CheckpointError::Shape`] for metadata and states that do not fit together.
-pub fn load(path: impl AsRef<Path>) -> Result<Checkpoint, CheckpointError> {
+pub fn load<R: Rule>(path: impl AsRef<Path>) -> Result<Checkpoint<R>, CheckpointError> {
     let path = path.as_ref();
     let mut source = Source::open(path)?;
     let metadata = &source.metadata;
-    check_known(metadata)?;
+    check_known(metadata, R::NAME)?;
     let top = Top(metadata);
-    let groups = groups_of(&top.json("groups")?)?;
-    let optimizer = AdamW::new(groups[0].config, groups[0].states, top.rounding("")?)?
-        .parameter_rounding(top.rounding("parameter_")?)?;
-    let mut optimizer = AdamW { step: top.integer("step")?, offset: top.integer("offset")?, ..optimizer };
+    let groups = groups_of::<R>(&top.json("groups")?)?;
+    let optimizer =
+        Optimizer::with_group(groups[0], top.rounding("")?)?.parameter_rounding(top.rounding("parameter_")?)?;
+    let mut optimizer = Optimizer { step: top.integer("step")?, offset: top.integer("offset")?, ..optimizer };
     for &group in &groups[1..] {
         optimizer.add_group(group)?;
     }
@@ -471,25 +507,34 @@ pub fn load(path: impl AsRef<Path>) -> Result<Checkpoint, CheckpointError> {
 /// As [`load`]; [`CheckpointError::MissingTensor`], [`CheckpointError::Shape`], [`CheckpointError::Part`] and
 /// [`CheckpointError::Format`] if a tensor of the optimizer is not in the file, or another part of it, or in another format.
 /// The optimizer is as it was then.
-pub fn restore(path: impl AsRef<Path>, optimizer: &mut AdamW) -> Result<Option<Resets>, CheckpointError> {
-    let loaded = load(path)?;
+pub fn restore<R: Rule>(
+    path: impl AsRef<Path>,
+    optimizer: &mut Optimizer<R>,
+) -> Result<Option<Resets>, CheckpointError> {
+    let loaded = load::<R>(path)?;
     for (id, state) in &optimizer.tensors {
         let name = || state.name.clone().unwrap_or_else(|| format!("#{id}"));
         let there = loaded.optimizer.tensors.get(id).ok_or_else(|| CheckpointError::MissingTensor { name: name() })?;
-        let (expected, got) = (state.m.len(), there.m.len());
+        let (expected, got) = (state.n, there.n);
         if expected != got {
             return Err(CheckpointError::Shape { name: name(), expected: [expected].into(), got: [got].into() });
         }
         if state.first != there.first {
             return Err(CheckpointError::Part { name: name(), expected: state.first, got: there.first });
         }
-        let (expected, got) = (state.states(), there.states());
+        let [expected, got] = [state, there].map(|state| describe::<R>(state));
         if expected != got {
             return Err(CheckpointError::Format { name: name(), expected, got });
         }
     }
-    *optimizer = loaded.optimizer.isa(optimizer.isa);
+    *optimizer = Optimizer { isa: optimizer.isa, meter: optimizer.meter, ..loaded.optimizer };
     Ok(loaded.resets)
+}
+
+/// How a tensor's states are stored, for a message.
+fn describe<R: Rule>(state: &TensorState) -> String {
+    let formats = state.formats::<R>();
+    if state.rest.is_some() { format!("{formats}, and a remainder") } else { formats.to_string() }
 }
 
 /// An open file whose header was read: offsets of tensors lie in it and fit dtype and shape, without holes or overlaps.
@@ -538,11 +583,11 @@ impl<'a> Source<'a> {
     }
 
     /// The states of one tensor, as `described` by its metadata.
-    fn state(
+    fn state<R: Rule>(
         &mut self,
         name: &str,
         described: &Fields<'_>,
-        groups: &[ParameterGroup],
+        groups: &[ParameterGroup<R>],
     ) -> Result<(u64, TensorState), CheckpointError> {
         let id = described.integer("id")?;
         let named = described.boolean("named")?;
@@ -551,16 +596,28 @@ impl<'a> Source<'a> {
             return Err(described.refuse("id", "the id that goes with the name", &id.to_string()));
         }
         let n = described.shape()?;
-        let mut moment = |field: &str| self.moment(&format!("{name}::{field}"), described.format(field)?, n);
-        let (m, v) = (moment("m")?, moment("v")?);
-        let (age, first_age) = (described.integer("age")?, described.integer("first_age")?);
+        let mut states = Vec::new();
+        for kind in R::STATES {
+            states.push(self.moment(&format!("{name}::{}", kind.name), described.format(kind.name)?, n)?);
+        }
+        let rest = if described.boolean("remainder")? {
+            let (start, end) = self.offsets(format!("{name}::{REST}"), Dtype::U16, n)?;
+            Some(bytemuck::pod_collect_to_vec(&self.bytes(&[(start, end)])?))
+        } else {
+            None
+        };
+        let ages = described.ages(R::STATES.len())?;
         let (first, group) = (described.integer("first")?, described.integer("group")?);
-        let states = States { m: m.format(), v: v.format() };
-        let fits = |group: usize| groups.get(group).is_some_and(|group| group.states == states);
+        let state = TensorState { name: named.then(|| name.into()), states, ages, rest, n, first, group: 0 };
+        let fits = |group: usize| {
+            groups
+                .get(group)
+                .is_some_and(|group| group.states == state.formats::<R>() && group.remainder == state.rest.is_some())
+        };
         let group = usize::try_from(group).ok().filter(|&group| fits(group)).ok_or_else(|| {
             described.refuse("group", "the number of a group that stores states in these formats", &group.to_string())
         })?;
-        Ok((id, TensorState { name: named.then(|| name.into()), m, v, age, first_age, first, group }))
+        Ok((id, TensorState { group, ..state }))
     }
 
     /// A moment of `n` elements.
@@ -570,15 +627,21 @@ impl<'a> Source<'a> {
         for (suffix, dtype, length) in parts(format, n) {
             offsets.push(self.offsets(format!("{name}{suffix}"), dtype, length)?);
         }
+        let bytes = self.bytes(&offsets)?;
+        Ok(Moment::from_bytes(format, n, &bytes).expect("as many bytes as the dtypes and lengths say"))
+    }
+
+    /// The bytes of these ranges of the data, one after another.
+    fn bytes(&mut self, offsets: &[(usize, usize)]) -> Result<Vec<u8>, CheckpointError> {
         let mut bytes = Vec::new();
-        for (start, end) in offsets {
+        for &(start, end) in offsets {
             let begun = bytes.len();
             bytes.resize(begun + (end - start), 0);
             let at = SeekFrom::Start(self.data + start as u64);
             let read = self.file.seek(at).and_then(|_| self.file.read_exact(&mut bytes[begun..]));
             read.map_err(|source| CheckpointError::Io { action: "read", path: self.path.into(), source })?;
         }
-        Ok(Moment::from_bytes(format, n, &bytes).expect("as many bytes as the dtypes and lengths say"))
+        Ok(bytes)
     }
 
     /// Where the data of a tensor are.
@@ -595,13 +658,13 @@ impl<'a> Source<'a> {
 }
 
 /// Refuses files that are something else, and versions, streams, rules and optimizers that this version does not know.
-fn check_known(metadata: &BTreeMap<String, String>) -> Result<(), CheckpointError> {
+fn check_known(metadata: &BTreeMap<String, String>, optimizer: &'static str) -> Result<(), CheckpointError> {
     match metadata.get("halfulp").map(String::as_str) {
         Some("optimizer") => {}
         Some(other) => return Err(CheckpointError::OtherFormat { got: format!("`halfulp`: `{other}`") }),
         None => return Err(CheckpointError::OtherFormat { got: "no `halfulp` in its metadata".into() }),
     }
-    for (argument, expected) in KNOWN {
+    for (argument, expected) in KNOWN.into_iter().chain([("optimizer", optimizer)]) {
         let got = metadata.get(argument).map_or("nothing", String::as_str);
         if got != expected {
             return Err(CheckpointError::Unknown { argument, expected, got: got.into() });
@@ -698,6 +761,18 @@ impl<'a> Fields<'a> {
         text.parse().map_err(|_| self.refuse(field, "a number as a decimal string", text))
     }
 
+    /// Ages of so many states.
+    fn ages(&self, count: usize) -> Result<[u64; MOST], CheckpointError> {
+        let value = self.value("ages")?;
+        let refused = || self.refuse("ages", "a decimal string for each state", &value.to_string());
+        let list = value.as_array().filter(|list| list.len() == count).ok_or_else(refused)?;
+        let mut ages = [0; MOST];
+        for (age, value) in ages.iter_mut().zip(list) {
+            *age = integer(self.key, value.as_str().ok_or_else(refused)?)?;
+        }
+        Ok(ages)
+    }
+
     /// A format of states.
     fn format(&self, field: &str) -> Result<StateFormat, CheckpointError> {
         let value = self.value(field)?;
@@ -737,7 +812,7 @@ impl<'a> Fields<'a> {
 }
 
 /// At least one.
-fn groups_of(value: &Value) -> Result<Vec<ParameterGroup>, CheckpointError> {
+fn groups_of<R: Rule>(value: &Value) -> Result<Vec<ParameterGroup<R>>, CheckpointError> {
     match value.as_array().map(Vec::as_slice) {
         None | Some([]) => Err(CheckpointError::Metadata {
             key: "groups".into(),
@@ -748,20 +823,40 @@ fn groups_of(value: &Value) -> Result<Vec<ParameterGroup>, CheckpointError> {
     }
 }
 
-fn group_of(value: &Value) -> Result<ParameterGroup, CheckpointError> {
+fn group_of<R: Rule>(value: &Value) -> Result<ParameterGroup<R>, CheckpointError> {
     let group = Fields::of("groups", value)?;
-    let states = States { m: group.format("m")?, v: group.format("v")? };
-    let fields = Fields::of("groups: hyper_parameters", group.value("hyper_parameters")?)?;
-    let config = AdamWConfig {
-        lr: fields.number("lr")?,
-        beta1: fields.number("beta1")?,
-        beta2: fields.number("beta2")?,
-        eps: fields.number("eps")?,
-        weight_decay: fields.number("weight_decay")?,
-        maximize: fields.boolean("maximize")?,
-        amsgrad: false,
-    };
-    Ok(ParameterGroup { config, states })
+    let mut formats = [StateFormat::F32; MOST];
+    for (kind, format) in R::STATES.iter().zip(&mut formats) {
+        *format = group.format(kind.name)?;
+    }
+    let mut fields = Fields::of("groups: hyper_parameters", group.value("hyper_parameters")?)?;
+    let mut config = R::default();
+    config.fields(&mut fields)?;
+    Ok(ParameterGroup { config, states: R::States::of_formats(formats), remainder: group.boolean("remainder")? })
+}
+
+impl Visit for Fields<'_> {
+    type Error = CheckpointError;
+
+    fn number(&mut self, name: &'static str, value: &mut f64) -> Result<(), CheckpointError> {
+        *value = Fields::number(self, name)?;
+        Ok(())
+    }
+
+    fn flag(&mut self, name: &'static str, value: &mut bool) -> Result<(), CheckpointError> {
+        *value = self.boolean(name)?;
+        Ok(())
+    }
+
+    fn integer(&mut self, name: &'static str, value: &mut u64) -> Result<(), CheckpointError> {
+        *value = Fields::integer(self, name)?;
+        Ok(())
+    }
+
+    fn option(&mut self, name: &'static str, value: &mut Option<f64>) -> Result<(), CheckpointError> {
+        *value = if self.value(name)?.is_null() { None } else { Some(Fields::number(self, name)?) };
+        Ok(())
+    }
 }
 
 fn resets_of(value: &Value) -> Result<Resets, CheckpointError> {
@@ -781,9 +876,9 @@ fn resets_of(value: &Value) -> Result<Resets, CheckpointError> {
         other => return Err(schedule.refuse("kind", "`off`, `every`, `model` or `adaptive`", other)),
     };
     let moments = match fields.text("moments")? {
-        "both" => ResetMoments::Both,
+        "all" => ResetMoments::All,
         "second" => ResetMoments::Second,
-        other => return Err(fields.refuse("moments", "`both` or `second`", other)),
+        other => return Err(fields.refuse("moments", "`all` or `second`", other)),
     };
     let scope = match fields.text("scope")? {
         "tensor" => ResetScope::Tensor,

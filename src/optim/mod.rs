@@ -41,32 +41,43 @@
 //! | `m: E4M3` or `E5M2`, `v: UE2M2NZ` | 1.516 |
 //! | `FP4` | 1.016 |
 
-mod adamw;
 #[cfg(feature = "checkpoint")]
 pub mod checkpoint;
+mod collective;
 mod control;
+mod engine;
+mod hyper;
 mod norm;
+mod optimizer;
 pub mod remainder;
 mod reset;
 mod rule;
 mod shard;
+#[cfg(feature = "stall")]
+mod stalls;
 mod state;
 mod store;
 mod tensor;
 
-pub use adamw::{AdamW, AdamWConfig, Parameter, ParameterGroup};
+pub use collective::{Alone, Collective};
 pub use control::{StepControl, StepOutcome};
+#[cfg(feature = "cuda")]
+pub(crate) use hyper::check_states;
+pub use hyper::{AdEMAMixConfig, AdamConfig, AdamWConfig, LambConfig, LionConfig, Rule, SgdConfig, StateSet};
 #[cfg(feature = "cuda")]
 pub(crate) use norm::ClipRule;
 pub use norm::{ChunkSums, Clip, Clipped, GradientNorm, NonFinite, NormError};
+pub use optimizer::{Optimizer, Parameter, ParameterGroup};
 pub use reset::ResetMoments;
 #[cfg(feature = "stall")]
 pub use reset::{ResetDue, ResetError, ResetEvent, ResetProgress, ResetSchedule, ResetScope, Resets, Stepped};
-pub use rule::Scalars;
 #[cfg(feature = "stall")]
 pub(crate) use rule::power;
+pub use rule::{AdEMAMixScalars, AdamScalars, LambScalars, LionScalars, Scalars, SgdScalars};
 pub use shard::{Shard, ShardError};
-pub use state::{Moment, ParseStateFormatError, Real, StateFormat, States};
+#[cfg(feature = "stall")]
+pub use stalls::StateStalls;
+pub use state::{MixStates, Moment, ParseStateFormatError, Real, StateFormat, States};
 #[cfg(any(feature = "stall", all(test, feature = "cuda")))]
 pub(crate) use store::BlockEncoder;
 #[cfg(feature = "stall")]
@@ -76,6 +87,20 @@ pub(crate) use tensor::{Entry, Tensor, check};
 
 use alloc::string::String;
 use core::ops::AddAssign;
+
+/// AdamW: Adam with decoupled weight decay. The update is [`Scalars::step`].
+pub type AdamW = Optimizer<AdamWConfig>;
+/// Adam with L2 regularisation. The update is [`AdamScalars::step`].
+pub type Adam = Optimizer<AdamConfig>;
+/// Stochastic gradient descent with momentum. The update is [`SgdScalars::step`].
+pub type Sgd = Optimizer<SgdConfig>;
+/// Lion. The update is [`LionScalars::step`].
+pub type Lion = Optimizer<LionConfig>;
+/// AdEMAMix: a fast and a slow first moment. The update is [`AdEMAMixScalars::step`].
+pub type AdEMAMix = Optimizer<AdEMAMixConfig>;
+/// LAMB: Adam whose updates are scaled, tensor by tensor, to the norm of the parameters. The update is
+/// [`LambScalars::step`].
+pub type Lamb = Optimizer<LambConfig>;
 
 /// How values are rounded when they are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,14 +205,14 @@ pub enum OptimError {
         got: usize,
     },
     /// A parameter group whose states are stored otherwise than those that the tensor has.
-    #[error("group of tensor {tensor}: expected one with moments in {expected}, as the tensor's are, got {got}")]
+    #[error("group of tensor {tensor}: expected one with states in {expected}, as the tensor's are, got {got}")]
     GroupStates {
         /// The tensor, by name or number.
         tensor: String,
-        /// What the tensor's moments are stored as.
-        expected: States,
+        /// What the tensor's states are stored as.
+        expected: String,
         /// What the group's are.
-        got: States,
+        got: String,
     },
     /// A part of a tensor that is no [`Shard`] of it.
     #[error("part of tensor {tensor}: {source}")]
@@ -216,5 +241,14 @@ pub enum OptimError {
         second: String,
         /// Their id.
         id: u64,
+    },
+    /// A norm's own refusal.
+    #[error(transparent)]
+    Norm(#[from] NormError),
+    /// Sums that did not come from other ranks.
+    #[error("collective: {message}")]
+    Collective {
+        /// What the [`Collective`] says.
+        message: String,
     },
 }

@@ -11,7 +11,7 @@ use crate::threads::join;
 /// Elements of a chunk, which is the unit of shards too.
 const CHUNK: usize = Shard::CUT as usize;
 /// Sums that run side by side in a chunk: part of its order.
-const LANES: usize = BLOCK;
+pub(super) const LANES: usize = BLOCK;
 
 /// The sums of squares of the chunks of one tensor, or of a shard of it.
 ///
@@ -370,7 +370,7 @@ impl<G: Real> Kernel for Squares<'_, G> {
 
 /// Adds neighbours until one sum is left.
 #[inline(always)]
-fn pairs(lanes: &mut [f64; LANES]) -> f64 {
+pub(super) fn pairs(lanes: &mut [f64; LANES]) -> f64 {
     let mut half = LANES / 2;
     while half > 0 {
         for k in 0..half {
@@ -383,7 +383,7 @@ fn pairs(lanes: &mut [f64; LANES]) -> f64 {
 
 /// One NaN: payloads differ between machines.
 #[inline(always)]
-fn canonical(x: f64) -> f64 {
+pub(super) fn canonical(x: f64) -> f64 {
     if x.is_nan() { f64::from_bits(0x7FF8_0000_0000_0000) } else { x }
 }
 

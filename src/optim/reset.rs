@@ -7,10 +7,10 @@ pub use schedule::{ResetDue, ResetError, ResetEvent, ResetProgress, ResetSchedul
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ResetMoments {
-    /// Both. The first step afterwards is that of a tensor never stepped: it moves a parameter by the learning rate at most,
+    /// All. The first step afterwards is that of a tensor never stepped: it moves a parameter by the learning rate at most,
     /// and the decay.
     #[default]
-    Both,
+    All,
     /// The second, whose age restarts, and not the first, whose age goes on. The first step afterwards divides an average over
     /// many gradients by the root of one squared, and so has no bound where that one is small.
     Second,
@@ -23,7 +23,7 @@ mod schedule {
 
     use super::ResetMoments;
     use crate::format::Format;
-    use crate::optim::AdamW;
+    use crate::optim::{Optimizer, Rule};
     use crate::stall::{AdaptiveReset, RESET_THRESHOLD, StallCounts, StallError, reset_period_with_threshold};
 
     /// When moments are reset.
@@ -177,7 +177,7 @@ mod schedule {
     /// use halfulp::optim::{AdamW, AdamWConfig, ResetMoments, ResetSchedule, ResetScope, Resets, Rounding, StateFormat, Stepped};
     /// let mut opt = AdamW::new(AdamWConfig::default(), StateFormat::Bf16, Rounding::Nearest)?;
     /// let schedule = ResetSchedule::model(Format::BF16, opt.config().beta2); // every 1116 steps
-    /// let mut resets = Resets::new(schedule, ResetMoments::Both, ResetScope::Tensor)?;
+    /// let mut resets = Resets::new(schedule, ResetMoments::All, ResetScope::Tensor)?;
     /// let mut w = [1.0f32; 8];
     /// for _ in 0..2000 {
     ///     let grads = w;
@@ -336,7 +336,11 @@ mod schedule {
         ///
         /// # Errors
         /// As [`decide`](Self::decide).
-        pub fn after_step(&mut self, opt: &mut AdamW, stepped: &[Stepped]) -> Result<&[ResetEvent], ResetError> {
+        pub fn after_step<R: Rule>(
+            &mut self,
+            opt: &mut Optimizer<R>,
+            stepped: &[Stepped],
+        ) -> Result<&[ResetEvent], ResetError> {
             let tensors = match self.decide(stepped)? {
                 ResetDue::Tensors(tensors) => tensors,
                 ResetDue::All => opt.tensors().collect(),

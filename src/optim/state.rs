@@ -7,7 +7,7 @@ use core::str::FromStr;
 
 use half::{bf16, f16};
 
-use super::OptimError;
+use super::hyper::{Formats, MOST, StateSet};
 #[cfg(any(feature = "checkpoint", feature = "cuda"))]
 use crate::format::Scales;
 use crate::format::{BlockError, BlockFormat, BlockScale, BlockVec, Format};
@@ -112,7 +112,7 @@ impl StateFormat {
     }
 
     /// Whether an optimizer stores moments so, with one of these elements if scaled.
-    fn is_one_of(self, elements: &[Format]) -> bool {
+    pub(crate) fn is_one_of(self, elements: &[Format]) -> bool {
         match self {
             Self::F32 | Self::Bf16 => true,
             Self::Blocks(format) => {
@@ -189,18 +189,6 @@ impl States {
     pub const fn has_blocks(self) -> bool {
         matches!(self.m, StateFormat::Blocks(_)) || matches!(self.v, StateFormat::Blocks(_))
     }
-
-    pub(crate) fn check(self) -> Result<(), OptimError> {
-        if !self.m.is_one_of(&[Format::E4M3, Format::E5M2, Format::E2M1]) {
-            let expected = "F32, BF16, E4M3, E5M2 or E2M1";
-            return Err(OptimError::State { argument: "m", expected, got: self.m });
-        }
-        if !self.v.is_one_of(&[Format::E4M3, Format::E5M2, Format::UE5M3, Format::UE4M4, Format::UE2M2NZ]) {
-            let expected = "F32, BF16, E4M3, E5M2, UE5M3, UE4M4 or UE2M2Nz";
-            return Err(OptimError::State { argument: "v", expected, got: self.v });
-        }
-        Ok(())
-    }
 }
 
 impl fmt::Display for States {
@@ -212,6 +200,84 @@ impl fmt::Display for States {
 impl From<StateFormat> for States {
     fn from(both: StateFormat) -> Self {
         Self { m: both, v: both }
+    }
+}
+
+impl Formats for States {
+    fn formats(&self) -> [StateFormat; MOST] {
+        [self.m, self.v, StateFormat::F32]
+    }
+
+    fn of_formats([m, v, _]: [StateFormat; MOST]) -> Self {
+        Self { m, v }
+    }
+}
+
+impl StateSet for States {
+    fn bytes(&self, n: usize) -> usize {
+        (*self).bytes(n)
+    }
+}
+
+impl Formats for StateFormat {
+    fn formats(&self) -> [StateFormat; MOST] {
+        [*self; MOST]
+    }
+
+    fn of_formats([only, ..]: [StateFormat; MOST]) -> Self {
+        only
+    }
+}
+
+impl StateSet for StateFormat {
+    fn bytes(&self, n: usize) -> usize {
+        (*self).bytes(n)
+    }
+}
+
+/// What the three moments of AdEMAMix are stored as. A [`StateFormat`] alone stands for all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MixStates {
+    /// The fast first moment: as [`States::m`].
+    pub m: StateFormat,
+    /// The second moment: as [`States::v`].
+    pub v: StateFormat,
+    /// The slow first moment: as [`States::m`].
+    pub slow: StateFormat,
+}
+
+impl fmt::Display for MixStates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {} and {}", self.m, self.v, self.slow)
+    }
+}
+
+impl From<StateFormat> for MixStates {
+    fn from(all: StateFormat) -> Self {
+        Self { m: all, v: all, slow: all }
+    }
+}
+
+impl From<States> for MixStates {
+    /// The slow first moment as the fast one.
+    fn from(States { m, v }: States) -> Self {
+        Self { m, v, slow: m }
+    }
+}
+
+impl Formats for MixStates {
+    fn formats(&self) -> [StateFormat; MOST] {
+        [self.m, self.v, self.slow]
+    }
+
+    fn of_formats([m, v, slow]: [StateFormat; MOST]) -> Self {
+        Self { m, v, slow }
+    }
+}
+
+impl StateSet for MixStates {
+    fn bytes(&self, n: usize) -> usize {
+        self.formats().iter().map(|format| format.bytes(n)).sum()
     }
 }
 

@@ -4,13 +4,13 @@ use core::ops::Range;
 
 use half::bf16;
 
-use super::state::{Moment, Real, StateFormat, States};
+use super::state::{Moment, Real, StateFormat};
 use crate::cast::Code;
 use crate::format::{BlockFormat, BlockScale, Decoder, Format, Scales, pack};
 use crate::isa::{Isa, Kernel, at_level};
 use crate::random::{BLOCK, Draw, Generator, Role, Sealed, SrStates, Width, Words};
-use crate::round::Overflow;
 use crate::round::lanes::{Decide, Draws16, NearestEven, Target, Target32, Target64};
+use crate::round::{Mode, Overflow, encode};
 
 /// Where the draws of one stored value come from.
 #[derive(Clone, Copy)]
@@ -185,13 +185,13 @@ enum ScalesMut<'a> {
     F32(&'a mut [f32]),
 }
 
-impl States {
-    /// How moments are encoded, if they are in blocks.
-    pub(crate) fn encoders(self) -> [Option<BlockEncoder>; 2] {
-        [(self.m, Role::FirstMoment), (self.v, Role::SecondMoment)].map(|(format, role)| match format {
-            StateFormat::Blocks(format) => Some(BlockEncoder::new(format.element(), format.scale(), role)),
-            StateFormat::F32 | StateFormat::Bf16 => None,
-        })
+impl StateFormat {
+    /// How a state is encoded, if it is in blocks.
+    pub(crate) fn encoder(self, role: Role) -> Option<BlockEncoder> {
+        match self {
+            Self::Blocks(format) => Some(BlockEncoder::new(format.element(), format.scale(), role)),
+            Self::F32 | Self::Bf16 => None,
+        }
     }
 }
 
@@ -283,6 +283,42 @@ impl<'a> MomentMut<'a> {
             Self::Blocks(blocks) => return blocks.store(isa, drawer, first, new),
         }
         0
+    }
+}
+
+impl MomentMut<'_> {
+    /// The scales of a piece in blocks.
+    pub(crate) fn scales(&self, out: &mut [f32; BLOCK / SMALLEST]) {
+        if let Self::Blocks(BlocksMut { format, len, scales, .. }) = self {
+            for (b, out) in out.iter_mut().enumerate().take(format.blocks(*len)) {
+                *out = scales.get(b);
+            }
+        }
+    }
+
+    /// How many values of a piece changed and have the code, on a grid that moved, that is nearest to the old value.
+    pub(crate) fn moved_to_same(
+        &self,
+        old_scales: &[f32; BLOCK / SMALLEST],
+        old: &[f32],
+        new: &[f32],
+        left_out: &[bool],
+    ) -> u64 {
+        let Self::Blocks(BlocksMut { format, codes, scales, .. }) = self else { return 0 };
+        let element = format.element();
+        let mut same = 0;
+        for (i, ((&old, &new), _)) in old.iter().zip(new).zip(left_out).enumerate().filter(|(_, (_, out))| !**out) {
+            let b = i / format.block();
+            let scale = scales.get(b);
+            if scale == old_scales[b] || old == new || old.is_nan() || new.is_nan() {
+                continue;
+            }
+            let code = if element.bits() == 8 { codes[i] } else { codes[i / 2] >> (i % 2 * 4) & 0xF };
+            let value = f64::from(old) / f64::from(scale);
+            let (nearest, _) = encode(value, 0, element, Mode::NearestEven, Overflow::Saturate);
+            same += u64::from(element.value(nearest) == element.value(code.into()));
+        }
+        same
     }
 }
 
