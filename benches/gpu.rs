@@ -4,7 +4,7 @@
 //! standard input with microseconds a call, so that a script can interleave other programs' measurements.
 //!
 //! A name that ends in `-graph` is the same calls captured once and replayed, for sizes where launching takes longer than
-//! working. A replay repeats the keys and the bias corrections of its capture: the time of a step, not a training.
+//! working. A replay of casts repeats the keys of its capture.
 #![allow(missing_docs, reason = "a program")]
 
 use std::collections::BTreeMap;
@@ -13,8 +13,11 @@ use std::time::Instant;
 
 use cudarc::driver::{CudaGraph, sys};
 use halfulp::cast::Cast;
-use halfulp::cuda::{AdamW, CastMemory, DeviceVec, ElementType, Gpu, StepMemory};
-use halfulp::optim::{AdamWConfig, Rounding, StateFormat, States};
+use halfulp::cuda::{CastMemory, DeviceNorm, DeviceVec, ElementType, GradientMemory, Gpu, Optimizer, StepMemory};
+use halfulp::optim::{
+    AdEMAMixConfig, AdamConfig, AdamWConfig, Clip, LambConfig, LionConfig, NonFinite, Rounding, Rule, SgdConfig, Shard,
+    StateFormat, StateSet, States,
+};
 use halfulp::random::Draws;
 use halfulp::round::{Mode, Overflow, round};
 use halfulp::{Draw, Format, bf16};
@@ -138,79 +141,172 @@ enum Types {
     Narrow,
 }
 
-fn adamw(
+/// What a step does besides its tensors.
+#[derive(Clone, Copy, PartialEq)]
+enum Extra {
+    Nothing,
+    /// The norm of all gradients, and its clip coefficient.
+    Clip,
+    Meter,
+}
+
+/// Steps over lists of tensors of these lengths, a plan for each set.
+fn steps<R: Rule + 'static>(
     gpu: &Gpu,
-    n: usize,
+    lengths: &[usize],
     types: Types,
-    formats: impl Into<States>,
-    states: Rounding,
-    params: Rounding,
+    (formats, states, params): (R::States, Rounding, Rounding),
+    extra: Extra,
 ) -> Result<Case, Error> {
-    let formats = formats.into();
     let (size, element) = match types {
         Types::Wide => (4, ElementType::F32),
         Types::Narrow => (2, ElementType::Bf16),
     };
-    let bytes = (3 * size * n + 2 * formats.bytes(n)) as f64;
-    let mut opt = AdamW::new(gpu, AdamWConfig::default(), formats, states)?.parameter_rounding(params)?;
+    // A rule that goes by norms reads everything once before.
+    let read_before = |n: usize| if R::NAME == "lamb" { 2 * size * n + formats.bytes(n) } else { 0 };
+    let clip = if extra == Extra::Clip { size } else { 0 };
+    let bytes: usize = lengths.iter().map(|&n| (3 * size + clip) * n + 2 * formats.bytes(n) + read_before(n)).sum();
+    let bytes = bytes as f64;
+    let opt = Optimizer::<R>::new(gpu, R::default(), formats, states)?;
+    let mut opt = opt.parameter_rounding(params)?.meter(extra == Extra::Meter);
     let mut keep: Vec<(DeviceVec<f32>, DeviceVec<bf16>)> = vec![];
-    let mut memory = vec![];
-    for id in 0..sets(bytes) as u64 {
-        let mut address = || {
-            let x = filled(gpu, n)?;
-            let (wide, narrow) = match types {
-                Types::Wide => (x, gpu.zeroed(0)?),
-                Types::Narrow => (gpu.zeroed(0)?, narrow(gpu, &x)?),
+    let mut lists = vec![];
+    let mut ids = 0..;
+    for _ in 0..sets(bytes) {
+        let mut list = vec![];
+        for (&n, id) in lengths.iter().zip(&mut ids) {
+            let mut address = || {
+                let x = filled(gpu, n)?;
+                let (wide, narrow) = match types {
+                    Types::Wide => (x, gpu.zeroed(0)?),
+                    Types::Narrow => (gpu.zeroed(0)?, narrow(gpu, &x)?),
+                };
+                let address = if let Types::Wide = types { wide.address() } else { narrow.address() };
+                keep.push((wide, narrow));
+                Ok::<u64, Error>(address)
             };
-            let address = if let Types::Wide = types { wide.address() } else { narrow.address() };
-            keep.push((wide, narrow));
-            Ok::<u64, Error>(address)
-        };
-        let (params, grads) = (address()?, address()?);
-        memory.push(StepMemory { id, params, params_type: element, grads, grads_type: element, n: n as u64 });
+            let (params, grads) = (address()?, address()?);
+            let (params_type, grads_type, n) = (element, element, n as u64);
+            list.push(StepMemory { id, params, params_type, grads, grads_type, n, group: 0, part: None });
+        }
+        lists.push(list);
     }
+    let gradients = |list: &[StepMemory]| -> Vec<GradientMemory> {
+        let of = |memory: &StepMemory| GradientMemory {
+            id: memory.id,
+            shard: Shard::whole(memory.n),
+            grads: memory.grads,
+            grads_type: memory.grads_type,
+        };
+        list.iter().map(of).collect()
+    };
+    let mut norms = vec![];
+    for list in &lists {
+        norms.push((DeviceNorm::new(gpu)?, gradients(list)));
+    }
+    // All states first: plans are of what there is.
+    for list in &lists {
+        opt.plan_raw(list)?;
+    }
+    let mut plans = lists.iter().map(|list| opt.plan_raw(list)).collect::<Result<Vec<_>, _>>()?;
+    let clip = Clip::new(1.0)?;
     let call = move |set: usize| {
         let _alive = &keep;
         // SAFETY: the buffers are this long and live as long as the closure.
-        unsafe { opt.step_raw(&memory[set..=set]) }?;
+        unsafe {
+            if extra == Extra::Clip {
+                let (norm, gradients) = &mut norms[set];
+                norm.enqueue_raw(&clip, 1.0, gradients)?;
+                opt.step_plan_clipped(norm, NonFinite::Propagate, &mut plans[set])?;
+            } else {
+                opt.step_plan(&mut plans[set])?;
+            }
+        }
         Ok(())
     };
     Ok(case(bytes, Box::new(call)))
 }
 
+/// Lengths of the tensors of a model in the shape of LLaMA: 134 M parameters in 111 tensors.
+fn llama() -> Vec<usize> {
+    let (width, inner, vocabulary) = (768, 2048, 32_000);
+    let square = width * width;
+    let layer = [square, square, square, square, width * inner, width * inner, width * inner, width, width];
+    let layers = (0..12).flat_map(|_| layer);
+    [vocabulary * width].into_iter().chain(layers).chain([width, vocabulary * width]).collect()
+}
+
+/// What stands behind the @ of a case: log2 of one length, COUNTxLOG2, ROWS*COLUMNS, or `llama`.
+fn lengths(text: &str) -> Result<Vec<usize>, Error> {
+    if text == "llama" {
+        return Ok(llama());
+    }
+    if let Some((rows, columns)) = text.split_once('*') {
+        return Ok(vec![rows.parse::<usize>()? * columns.parse::<usize>()?]);
+    }
+    let (count, k) = text.split_once('x').unwrap_or(("1", text));
+    Ok(vec![1 << k.parse::<u32>()?; count.parse()?])
+}
+
 /// Moments of 8 bits, in blocks of 128.
 const FP8: States = States { m: StateFormat::E4M3, v: StateFormat::UE4M4 };
 
-/// Names and makers of the cases at 2^k elements.
+/// Names and makers of the cases.
 fn make(gpu: &Gpu, name: &str) -> Result<Case, Error> {
-    let (kind, k) = name.rsplit_once('@').ok_or("a case is NAME@LOG2")?;
+    let (kind, at) = name.rsplit_once('@').ok_or("a case is NAME@LENGTHS")?;
     if let Some(kind) = kind.strip_suffix("-graph") {
-        return captured(gpu, make(gpu, &format!("{kind}@{k}"))?);
+        return captured(gpu, make(gpu, &format!("{kind}@{at}"))?);
     }
-    let n = 1usize << k.parse::<u32>()?;
+    let list = lengths(at)?;
+    let n: usize = list.iter().sum();
     let r = Rounding::stochastic(7);
     let near = Rounding::Nearest;
-    let bf16 = StateFormat::Bf16;
+    let bf16 = || StateFormat::Bf16;
     if let Some(bytes) = kind.strip_prefix("copy-") {
         return copy(gpu, bytes.parse::<f64>()? * n as f64);
     }
     if let Some((format, rounding)) = kind.strip_prefix("cast-").and_then(|rest| rest.rsplit_once('-')) {
         return cast(gpu, n, format.parse()?, rounding == "stochastic");
     }
+    let (kind, extra) = match kind.rsplit_once('-') {
+        Some((kind, "clip")) => (kind, Extra::Clip),
+        Some((kind, "meter")) => (kind, Extra::Meter),
+        _ => (kind, Extra::Nothing),
+    };
+    let adamw = |types, formats: States, states, params| {
+        steps::<AdamWConfig>(gpu, &list, types, (formats, states, params), extra)
+    };
     match kind {
-        "adamw-20-stochastic" => adamw(gpu, n, Types::Wide, bf16, r, near),
-        "adamw-20-nearest" => adamw(gpu, n, Types::Wide, bf16, near, near),
-        "adamw-14-stochastic" => adamw(gpu, n, Types::Narrow, bf16, r, r),
-        "adamw-14-nearest" => adamw(gpu, n, Types::Narrow, bf16, near, near),
-        "adamw-16-stochastic" => adamw(gpu, n, Types::Wide, FP8, r, near),
-        "adamw-16-nearest" => adamw(gpu, n, Types::Wide, FP8, near, near),
-        "adamw-10-stochastic" => adamw(gpu, n, Types::Narrow, FP8, r, near),
-        "adamw-10-nearest" => adamw(gpu, n, Types::Narrow, FP8, near, near),
-        "adamw-10-all-stochastic" => adamw(gpu, n, Types::Narrow, FP8, r, r),
-        "adamw-8-stochastic" => adamw(gpu, n, Types::Narrow, States::FP4, r, near),
-        "adamw-8-nearest" => adamw(gpu, n, Types::Narrow, States::FP4, near, near),
-        "adamw-8-all-stochastic" => adamw(gpu, n, Types::Narrow, States::FP4, r, r),
-        "adamw-28" => adamw(gpu, n, Types::Wide, StateFormat::F32, near, near),
+        "adamw-20-stochastic" => adamw(Types::Wide, bf16().into(), r, near),
+        "adamw-20-nearest" => adamw(Types::Wide, bf16().into(), near, near),
+        "adamw-14-stochastic" => adamw(Types::Narrow, bf16().into(), r, r),
+        "adamw-14-nearest" => adamw(Types::Narrow, bf16().into(), near, near),
+        "adamw-16-stochastic" => adamw(Types::Wide, FP8, r, near),
+        "adamw-16-nearest" => adamw(Types::Wide, FP8, near, near),
+        "adamw-14-fp4-stochastic" => adamw(Types::Wide, States::FP4, r, near),
+        "adamw-10-stochastic" => adamw(Types::Narrow, FP8, r, near),
+        "adamw-10-nearest" => adamw(Types::Narrow, FP8, near, near),
+        "adamw-10-all-stochastic" => adamw(Types::Narrow, FP8, r, r),
+        "adamw-8-stochastic" => adamw(Types::Narrow, States::FP4, r, near),
+        "adamw-8-nearest" => adamw(Types::Narrow, States::FP4, near, near),
+        "adamw-8-all-stochastic" => adamw(Types::Narrow, States::FP4, r, r),
+        "adamw-28" => adamw(Types::Wide, StateFormat::F32.into(), near, near),
+        "adam-20-stochastic" => steps::<AdamConfig>(gpu, &list, Types::Wide, (bf16().into(), r, near), extra),
+        "sgd-16-stochastic" => steps::<SgdConfig>(gpu, &list, Types::Wide, (bf16(), r, near), extra),
+        "sgd-10-stochastic" => steps::<SgdConfig>(gpu, &list, Types::Narrow, (bf16(), r, r), extra),
+        "lion-16-stochastic" => steps::<LionConfig>(gpu, &list, Types::Wide, (bf16(), r, near), extra),
+        "lion-10-stochastic" => steps::<LionConfig>(gpu, &list, Types::Narrow, (bf16(), r, r), extra),
+        "ademamix-24-stochastic" => {
+            steps::<AdEMAMixConfig>(gpu, &list, Types::Wide, (bf16().into(), r, near), extra)
+        }
+        "ademamix-18-stochastic" => {
+            steps::<AdEMAMixConfig>(gpu, &list, Types::Narrow, (bf16().into(), r, r), extra)
+        }
+        "lamb-32-stochastic" => steps::<LambConfig>(gpu, &list, Types::Wide, (bf16().into(), r, near), extra),
+        "adam-16-any-stochastic" => steps::<AdamConfig>(gpu, &list, Types::Wide, (FP8, r, near), extra),
+        "lion-13-any-stochastic" => {
+            steps::<LionConfig>(gpu, &list, Types::Wide, (StateFormat::E4M3, r, near), extra)
+        }
         _ => Err(format!("no case {name}").into()),
     }
 }
@@ -244,7 +340,7 @@ fn host_time(gpu: &Gpu, case: &mut Case) -> Result<f64, Error> {
     Ok(best)
 }
 
-const DEFAULT: [&str; 60] = [
+const DEFAULT: [&str; 111] = [
     "copy-6@24",
     "cast-bf16-nearest@24",
     "cast-bf16-stochastic@24",
@@ -305,6 +401,57 @@ const DEFAULT: [&str; 60] = [
     "copy-20-graph@20",
     "adamw-20-stochastic@20",
     "adamw-20-stochastic-graph@20",
+    "copy-20@llama",
+    "adamw-20-nearest@llama",
+    "adamw-20-stochastic@llama",
+    "adamw-20-stochastic-meter@llama",
+    "copy-24@llama",
+    "adamw-20-stochastic-clip@llama",
+    "copy-16.03125@llama",
+    "adamw-16-stochastic@llama",
+    "copy-14.03125@llama",
+    "adamw-14-fp4-stochastic@llama",
+    "copy-20@32x16",
+    "copy-20-graph@32x16",
+    "adamw-20-stochastic@32x16",
+    "adamw-20-stochastic-graph@32x16",
+    "copy-20@1000x12",
+    "adamw-20-stochastic@1000x12",
+    "copy-16@28",
+    "sgd-16-stochastic@28",
+    "lion-16-stochastic@28",
+    "copy-10@28",
+    "sgd-10-stochastic@28",
+    "lion-10-stochastic@28",
+    "copy-24@28",
+    "ademamix-24-stochastic@28",
+    "copy-18@28",
+    "ademamix-18-stochastic@28",
+    "copy-32@28",
+    "lamb-32-stochastic@28",
+    "copy-20@28",
+    "adam-20-stochastic@28",
+    "copy-16.03125@28",
+    "adam-16-any-stochastic@28",
+    "copy-14.015625@28",
+    "lion-13-any-stochastic@28",
+    "copy-20@8192*28672",
+    "adamw-20-stochastic@8192*28672",
+    "copy-16@8192*28672",
+    "sgd-16-stochastic@8192*28672",
+    "lion-16-stochastic@8192*28672",
+    "copy-20@8",
+    "adamw-20-stochastic@8",
+    "adamw-20-stochastic-graph@8",
+    "copy-20@12",
+    "adamw-20-stochastic@12",
+    "adamw-20-stochastic-graph@12",
+    "copy-16@16",
+    "sgd-16-stochastic-graph@16",
+    "lion-16-stochastic-graph@16",
+    "copy-16@20",
+    "sgd-16-stochastic-graph@20",
+    "lion-16-stochastic-graph@20",
 ];
 
 fn main() -> Result<(), Error> {
@@ -386,7 +533,7 @@ fn main() -> Result<(), Error> {
             );
         }
     }
-    for name in ["adamw-20-stochastic@10", "cast-bf16-stochastic@10"] {
+    for name in ["adamw-20-stochastic@10", "adamw-20-stochastic@1000x12", "cast-bf16-stochastic@10"] {
         let mut case = make(&gpu, name)?;
         warm_up(&gpu, &mut case)?;
         println!("{name:28} {:9.2} us of host time a call", host_time(&gpu, &mut case)?);

@@ -1,148 +1,16 @@
-// One step of AdamW whose moments, one or both, are stored in blocks that share a power-of-two scale: reads p, g, codes and
-// scales once and writes p, codes and scales once.
+// One step of AdamW for many tensors whose moments are stored in blocks that share a power of two: reads p, g, codes and scales once
+// and writes p, codes and scales once.
 //
 // Bytes an element: 2 (p) + 1 (g) times their widths, and for each moment 2 times 1, or 1/2 for 4-bit codes, and 2 for each
 // block: with blocks of 128 and two moments of 8 bits 16.03 with f32 p and g and 10.03 in BF16, with two of 4 bits 8.03.
-// The arrays must not overlap. Element 0 starts a block, and the group of its draws; the host cuts launches so that one set of
-// keys serves each. Blocks of 32, 64, 128 or 256 elements, any n; the last block may be shorter.
+// The arrays must not overlap. Element 0 of an item starts a block, and the group of its draws. Both moments have blocks of one
+// size: 32, 64, 128 or 256 elements, any n; the last block may be shorter.
 //
-// Kernels of two kinds. `blocks_any` takes every combination of types and formats, a block to a warp. The others are for one
-// each, EACH consecutive elements to a thread, so that some threads of a warp share a block; a warp at the end, or with a
-// block whose scale is too large for `code_near` or that is not finite, does its blocks as `blocks_any` does.
-#include "adamw.cuh"
-#include "blocks.cuh"
-#include "memory.cuh"
-#include "random.cuh"
+// EACH consecutive elements to a thread, so that some threads of a warp share a block; a warp at the end, or with a block whose
+// scale is too large for `code_near` or that is not finite, does its blocks by one_block.
+#include "any.cuh"
 
 #define THREADS 128
-#define WARP 32
-
-// How a moment is stored, for code that takes any format.
-struct Moment {
-    u32 kind;          // 0: f32, 1: BF16, 2: blocks
-    u32 fraction_bits; // of an element
-    u32 bias;
-    u32 floor; // the smallest code of what is above zero
-    Target target;
-};
-
-struct Step {
-    void *p;
-    const void *g;
-    void *m;
-    void *v;
-    u8 *m_scales;
-    u8 *v_scales;
-    u64 n;
-    u32 group; // low half of the group of element 0
-    u32 log_block; // log2 of the elements of a block
-    u32 vector; // whether memory is aligned to what a thread takes
-    u32 p_type, g_type; // 0: f32, 1: BF16, 2: FP16
-    u32 p_draws, m_draws; // whether parameters and moments are rounded stochastically
-    Keys keys_p, keys_m, keys_v;
-    Scalars scalars;
-    Moment moment_m, moment_v;
-};
-
-FN float value_at(u32 type, const void *memory, u64 i) {
-    if (type == 0) return ((const float *)memory)[i];
-    u32 bits = ((const u16 *)memory)[i];
-    return float_of(type == 1 ? widen_bf16(bits) : widen_fp16(bits));
-}
-
-FN void store_at(u32 type, void *memory, u64 i, float x, bool draws, u32 draw) {
-    u32 bits = canonical(x);
-    if (type == 0) {
-        ((u32 *)memory)[i] = bits;
-    } else if (type == 1) {
-        ((u16 *)memory)[i] = (u16)(draws ? code_bf16<Draws16>(0x7F80, bits, draw) : code_bf16<NearestEven>(0x7F80, bits, 0));
-    } else {
-        ((u16 *)memory)[i] = (u16)(draws ? code_fp16<Draws16>(bits, draw) : code_fp16<NearestEven>(bits, 0));
-    }
-}
-
-// What blocks.cuh has for one format at a time, for any. First, the value of a code.
-FN float moment_at(const Moment &m, const void *memory, u32 scale, u64 i) {
-    if (m.kind < 2) return value_at(m.kind, memory, i);
-    u32 place = m.target.sign_shift == 7 ? 0 : i % 2 * 4;
-    u32 code = ((const u8 *)memory)[place == 0 && m.target.sign_shift == 7 ? i : i / 2] >> place & (2u << m.target.sign_shift) - 1;
-    u32 sign = m.target.is_unsigned ? 0 : code >> m.target.sign_shift;
-    u32 bits = (code & ~(sign << m.target.sign_shift)) << (23 - m.fraction_bits);
-    u32 half = 1u << (22 - m.fraction_bits);
-    // Code 0 of a format without zero is half of code 1.
-    bits = m.target.code_1 && bits < half ? half : bits;
-    int exponent = (int)scale + 127 - (int)m.bias;
-    int beyond = exponent > 254 ? exponent - 254 : 0;
-    float value = float_of(bits | sign << 31) * power_of_two(exponent - beyond) * power_of_two(127 + beyond);
-    return scale == NAN_SCALE ? float_of(CANONICAL_NAN) : value;
-}
-
-FN u32 any_scale(const Moment &m, u32 amax) {
-    u32 max = m.target.max_code;
-    u32 max_fraction = (max & ((1u << m.fraction_bits) - 1)) << (23 - m.fraction_bits);
-    int code = (int)((amax + (0x7FFFFF - max_fraction)) >> 23) - ((int)(max >> m.fraction_bits) - (int)m.bias);
-    code = code > 1 ? code : 1;
-    return amax < F32_INFINITY ? (u32)code : NAN_SCALE;
-}
-
-FN u32 any_code(const Moment &m, u32 scale, float x, bool draws, u32 draw) {
-    // Exact, but for what is too far below the smallest value to be rounded up.
-    u32 bits = bits_of(x * power_of_two(254 - (int)scale));
-    u32 result = draws ? code<Draws16>(m.target, bits, draw) : code<NearestEven>(m.target, bits, 0);
-    result = x > 0.0f && result < m.floor ? m.floor : result;
-    return scale == NAN_SCALE ? 0 : result;
-}
-
-// One block by one warp, every lane taking pairs of neighbours, 64 apart: parameters and largest magnitudes, then moments,
-// made again from what is in memory still. For every combination, so short rather than fast.
-FN void any_block(const Step &s, u64 b, u32 lane) {
-    const u64 start = b << s.log_block;
-    const u64 end = s.n - start < 1u << s.log_block ? s.n : start + (1u << s.log_block);
-    u32 scale_m = s.moment_m.kind == 2 ? s.m_scales[b] : 0, scale_v = s.moment_v.kind == 2 ? s.v_scales[b] : 0;
-    u32 amax_m = 0, amax_v = 0;
-#pragma unroll 1
-    for (u64 i = start + lane; i < end; i += WARP) {
-        Element e = adamw(s.scalars, value_at(s.p_type, s.p, i), value_at(s.g_type, s.g, i),
-                          moment_at(s.moment_m, s.m, scale_m, i), moment_at(s.moment_v, s.v, scale_v, i));
-        store_at(s.p_type, s.p, i, e.p, s.p_draws, s.p_draws ? draw16(word(s.keys_p, s.group + (u32)(i / 4)), i & 3) : 0);
-        u32 magnitude_m = bits_of(e.m) & 0x7FFFFFFF, magnitude_v = bits_of(e.v) & 0x7FFFFFFF;
-        amax_m = amax_m > magnitude_m ? amax_m : magnitude_m;
-        amax_v = amax_v > magnitude_v ? amax_v : magnitude_v;
-    }
-    u32 new_scale_m = any_scale(s.moment_m, __reduce_max_sync(0xFFFFFFFF, amax_m));
-    u32 new_scale_v = any_scale(s.moment_v, __reduce_max_sync(0xFFFFFFFF, amax_v));
-#pragma unroll 1
-    for (u64 pair = start + 2 * lane; pair < end; pair += 2 * WARP) {
-        u32 codes_m = 0, codes_v = 0; // of a pair, in 4 bits each
-#pragma unroll 1
-        for (u64 i = pair; i < pair + 2 && i < end; i++) {
-            Element e = moments(s.scalars, value_at(s.g_type, s.g, i), s.scalars.beta1 * moment_at(s.moment_m, s.m, scale_m, i),
-                                s.scalars.beta2 * moment_at(s.moment_v, s.v, scale_v, i));
-            u32 draw_m = 0, draw_v = 0, group = s.group + (u32)(i / 4);
-            if (s.m_draws) draw_m = draw16(word(s.keys_m, group), i & 3), draw_v = draw16(word(s.keys_v, group), i & 3);
-            if (s.moment_m.kind < 2) {
-                store_at(s.moment_m.kind, s.m, i, e.m, s.m_draws, draw_m);
-            } else {
-                u32 code = any_code(s.moment_m, new_scale_m, e.m, s.m_draws, draw_m);
-                if (s.moment_m.target.sign_shift == 7) ((u8 *)s.m)[i] = (u8)code;
-                codes_m |= code << (i & 1) * 4;
-            }
-            if (s.moment_v.kind < 2) {
-                store_at(s.moment_v.kind, s.v, i, e.v, s.m_draws, draw_v);
-            } else {
-                u32 code = any_code(s.moment_v, new_scale_v, e.v, s.m_draws, draw_v);
-                if (s.moment_v.target.sign_shift == 7) ((u8 *)s.v)[i] = (u8)code;
-                codes_v |= code << (i & 1) * 4;
-            }
-        }
-        if (s.moment_m.kind == 2 && s.moment_m.target.sign_shift == 3) ((u8 *)s.m)[pair / 2] = (u8)codes_m;
-        if (s.moment_v.kind == 2 && s.moment_v.target.sign_shift == 3) ((u8 *)s.v)[pair / 2] = (u8)codes_v;
-    }
-    if (lane == 0) {
-        if (s.moment_m.kind == 2) s.m_scales[b] = (u8)new_scale_m;
-        if (s.moment_v.kind == 2) s.v_scales[b] = (u8)new_scale_v;
-    }
-}
 
 // How four parameters of type P are stored in words.
 template <class P, class D> struct Parameters;
@@ -155,7 +23,7 @@ template <class D> struct Parameters<F32, D> {
 template <> struct Parameters<BF16, NearestEven> {
     static const bool draws = false;
     FN_MEMBER void put(u32 *w, const float *x, const Word &) {
-        UNROLL for (int i = 0; i < 2; i++) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w[i]) : "f"(x[2 * i + 1]), "f"(x[2 * i]));
+        UNROLL for (int i = 0; i < 2; i++) w[i] = bf16_pair(x[2 * i], x[2 * i + 1]);
     }
 };
 template <> struct Parameters<BF16, Draws16> {
@@ -186,77 +54,94 @@ template <class T, int EACH> FN void put_codes(u32 (&w)[EACH * T::BITS / 32], in
     }
 }
 
-template <class P, class DP, class G, class M, class V, class D, int EACH> FN void blocks(const Step &s) {
-    const u64 warp = ((u64)blockIdx.x * THREADS + threadIdx.x) / WARP;
+template <class P, class DP, class G, class M, class V, class D, int EACH>
+FN void blocks(const AnyLaunch &a, Taken &taken) {
     const u32 lane = threadIdx.x % WARP;
+    const u32 lanes = (1u << a.log_run) / EACH; // to a block
+    const u32 t = blockIdx.x, at_item = item_ahead(a.launch, t, taken);
+    const Item &there = a.launch.items[at_item];
+    const u64 warp = (u64)(t - there.tile) * (THREADS / WARP) + threadIdx.x / WARP;
     const u64 tile = warp * (WARP * EACH), at = tile + lane * EACH;
-    const u32 lanes = (1u << s.log_block) / EACH; // to a block
+    const u64 b = at >> a.log_run;
+    const bool whole = (there.flags & VECTOR) && there.n >= tile + WARP * EACH;
+    u32 p[EACH * P::bytes / 4], g[EACH * G::bytes / 4], m[EACH * M::BITS / 32], v[EACH * V::BITS / 32];
+    u32 scale_m = 0, scale_v = 0;
+    if (whole) {
+        scale_m = ((const u8 *)there.scales[0])[b], scale_v = ((const u8 *)there.scales[1])[b];
+        load<EACH * M::BITS / 32>(m, (const char *)there.states[0] + at * M::BITS / 8);
+        load<EACH * V::BITS / 32>(v, (const char *)there.states[1] + at * V::BITS / 8);
+        load<EACH * P::bytes / 4>(p, (const char *)there.p + at * P::bytes);
+        load<EACH * G::bytes / 4>(g, (const char *)there.g + at * G::bytes);
+    }
+    // In the meantime:
+    take(taken, a.launch, at_item);
+    const Item &item = taken.item;
+    const Record &record = taken.record;
+    if (record.stands) return;
     bool done = false;
-    if (s.vector && s.n >= tile + WARP * EACH) {
-        const u64 b = at >> s.log_block;
-        u32 p[EACH * P::bytes / 4], g[EACH * G::bytes / 4], m[EACH * M::BITS / 32], v[EACH * V::BITS / 32];
-        u32 scale_m = s.m_scales[b], scale_v = s.v_scales[b];
-        load<EACH * M::BITS / 32>(m, (const char *)s.m + at * M::BITS / 8);
-        load<EACH * V::BITS / 32>(v, (const char *)s.v + at * V::BITS / 8);
-        load<EACH * P::bytes / 4>(p, (const char *)s.p + at * P::bytes);
-        load<EACH * G::bytes / 4>(g, (const char *)s.g + at * G::bytes);
+    if (whole) {
+        const AdamW::Scalars betas = scalars_of<AdamW>(record);
         bool near = is_near<M>(scale_m) && is_near<V>(scale_v);
         // Powers of two times the betas, so that decoding and decay are one multiplication.
-        float decay_m = s.scalars.beta1 * unit<M>(scale_m).first, decay_v = s.scalars.beta2 * unit<V>(scale_v).first;
+        float decay_m = betas.beta1 * unit<M>(scale_m).first, decay_v = betas.beta2 * unit<V>(scale_v).first;
         float new_m[EACH], new_v[EACH];
         u32 amax_m = 0, amax_v = 0;
         float poison = 0;
         UNROLL for (int q = 0; q < EACH / 4; q++) {
             const int per_m = 32 / M::BITS, per_v = 32 / V::BITS;
             float new_p[4];
+            const AdamW::Scalars s = scalars_of<AdamW>(record);
             UNROLL for (int j = 0; j < 4; j++) {
                 const int i = 4 * q + j;
-                Element e = adamw_decayed(s.scalars, float_of(P::widen(element<P>(p, i))), float_of(G::widen(element<G>(g, i))),
-                                          placed<M>(m[i / per_m], i % per_m) * decay_m, placed<V>(v[i / per_v], i % per_v) * decay_v);
-                new_p[j] = e.p, new_m[i] = e.m, new_v[i] = e.v;
-                poison = fmaf(e.p, 0.0f, poison);
+                float x[2] = {placed<M>(m[i / per_m], i % per_m) * decay_m, placed<V>(v[i / per_v], i % per_v) * decay_v};
+                new_p[j] = AdamW::decayed(s, float_of(P::widen(element<P>(p, i))), float_of(G::widen(element<G>(g, i))), x);
+                new_m[i] = x[0], new_v[i] = x[1];
+                poison = fmaf(new_p[j], 0.0f, poison);
                 // Without sign. A NaN is larger than all.
-                u32 magnitude_m = bits_of(e.m) * 2, magnitude_v = bits_of(e.v) * 2;
+                u32 magnitude_m = bits_of(x[0]) * 2, magnitude_v = bits_of(x[1]) * 2;
                 amax_m = amax_m > magnitude_m ? amax_m : magnitude_m;
                 amax_v = amax_v > magnitude_v ? amax_v : magnitude_v;
             }
             Word w = {0, 0};
-            if (Parameters<P, DP>::draws) w = word(s.keys_p, s.group + (u32)(at / 4) + q);
+            if (Parameters<P, DP>::draws) w = word(keys_of(record, 0), word_in(item.group) + (u32)(at / 4) + q);
             Parameters<P, DP>::put(p + q * P::bytes, new_p, w);
         }
         // Of scale codes, as of magnitudes, the largest is that of the block.
         u32 scales = scale_code<M>(amax_m / 2) | scale_code<V>(amax_v / 2) << 16;
-#pragma unroll 1
-        for (u32 other = lanes / 2; other > 0; other /= 2)
+        NO_UNROLL for (u32 other = lanes / 2; other > 0; other /= 2)
             scales = __vmaxu2(scales, __shfl_xor_sync(0xFFFFFFFF, scales, other));
         scale_m = scales & 0xFFFF, scale_v = scales >> 16;
         near = near && is_near<M>(scale_m) && is_near<V>(scale_v) && poison == 0;
         Near near_m = near_unit<M>(scale_m), near_v = near_unit<V>(scale_v);
         UNROLL for (int q = 0; q < EACH / 4; q++) {
-            u32 group = s.group + (u32)(at / 4) + q;
+            u32 group = word_in(item.group) + (u32)(at / 4) + q;
             Word wm = {0, 0}, wv = {0, 0};
-            if (D::bits) wm = word(s.keys_m, group), wv = word(s.keys_v, group);
+            if (D::bits) wm = word(keys_of(record, 1), group), wv = word(keys_of(record, 2), group);
             put_codes<M, EACH>(m, q, four_codes<M, D, false>(new_m + q * 4, near_m, wm));
             put_codes<V, EACH>(v, q, four_codes<V, D, true>(new_v + q * 4, near_v, wv));
         }
         // All of a warp or nothing: nobody writes before all have read.
         done = __all_sync(0xFFFFFFFF, near);
         if (done) {
-            store<EACH * P::bytes / 4>((char *)s.p + at * P::bytes, p);
-            store<EACH * M::BITS / 32>((char *)s.m + at * M::BITS / 8, m);
-            store<EACH * V::BITS / 32>((char *)s.v + at * V::BITS / 8, v);
-            if ((lane & (lanes - 1)) == 0) s.m_scales[b] = (u8)scale_m, s.v_scales[b] = (u8)scale_v;
+            store<EACH * P::bytes / 4>((char *)pointer_in(item.p) + at * P::bytes, p);
+            store<EACH * M::BITS / 32>((char *)pointer_in(item.states[0]) + at * M::BITS / 8, m);
+            store<EACH * V::BITS / 32>((char *)pointer_in(item.states[1]) + at * V::BITS / 8, v);
+            if ((lane & (lanes - 1)) == 0) {
+                ((u8 *)pointer_in(item.scales[0]))[b] = (u8)scale_m;
+                ((u8 *)pointer_in(item.scales[1]))[b] = (u8)scale_v;
+            }
         }
     }
     if (done) return;
-    u64 end = tile + WARP * EACH < s.n ? tile + WARP * EACH : s.n;
-#pragma unroll 1
-    for (u64 b = tile >> s.log_block; b << s.log_block < end; b++) any_block(s, b, lane);
+    const u64 n = item.n, end = tile + WARP * EACH < n ? tile + WARP * EACH : n;
+    NO_UNROLL for (u64 start = tile; start < end; start += 1u << a.log_run) one_block(a, record, item, start, lane);
 }
 
 #define ENTRY(name, P, DP, G, M, V, D, EACH)                                                                           \
-    extern "C" __global__ void __launch_bounds__(THREADS, EACH == 8 ? 8 : 6) name(const __grid_constant__ Step s) {    \
-        blocks<P, DP, G, M, V, D, EACH>(s);                                                                            \
+    extern "C" __global__ void __launch_bounds__(THREADS, EACH == 8 ? 8 : 5) name(                                  \
+        const __grid_constant__ AnyLaunch a) {                                                                         \
+        __shared__ Taken taken;                                                                                        \
+        blocks<P, DP, G, M, V, D, EACH>(a, taken);                                                                             \
     }
 
 // blocks_<parameters>_<gradients>_<m>_<v>_<moments' rounding>, with n (nearest) or s (stochastic) behind what is rounded.
@@ -270,16 +155,11 @@ template <class P, class DP, class G, class M, class V, class D, int EACH> FN vo
     FORMATS(name##_e5m2_ue5m3, P, DP, G, E5M2, UE5M3, EACH)                                                            \
     FORMATS(name##_e2m1_ue2m2nz, P, DP, G, E2M1, UE2M2Nz, EACH)
 
-#if defined(SOURCE_ANY)
-extern "C" __global__ void __launch_bounds__(THREADS) blocks_any(const __grid_constant__ Step s) {
-    u64 b = (u64)blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
-    if (b << s.log_block < s.n) any_block(s, b, threadIdx.x % WARP);
-}
-#elif defined(SOURCE_F32)
+#if defined(SOURCE_F32)
 PAIRS(blocks_f32_f32, F32, NearestEven, F32, 8)
 #elif defined(SOURCE_BF16)
 PAIRS(blocks_bf16n_bf16, BF16, NearestEven, BF16, 16)
 PAIRS(blocks_bf16s_bf16, BF16, Draws16, BF16, 16)
 #else
-#error "define the parameters: SOURCE_F32, SOURCE_BF16 or SOURCE_ANY"
+#error "define the parameters: SOURCE_F32 or SOURCE_BF16"
 #endif

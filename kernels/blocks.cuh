@@ -1,10 +1,12 @@
-// Moments in blocks that share a power-of-two scale, beside src/optim/store.rs: decoding, the scale of a block, encoding.
+// Moments in blocks that share a scale, beside src/optim/store.rs: decoding, the scale of a block, encoding. For one format at a
+// time under powers of two, and then for any.
 //
 // A code is handled as the f32 whose exponent and fraction are its own: it stands for the value in units in which the
 // smallest normal value of the element format is that of f32. Between a value and that lies one multiplication by a power
 // of two, and codes are cut off above 23 - P dropped bits, after noise was added to those.
 #pragma once
 #include "round.cuh"
+#include "scaled.cuh"
 
 // An element format: exponent and fraction bits, bias, whether it has a sign and a zero, the code of its largest value.
 template <int E_, int P_, int BIAS_, bool SIGNED_, bool ZERO_, u32 MAX_> struct BlockElement {
@@ -36,8 +38,8 @@ template <class T> FN u32 scale_code(u32 amax) {
     return amax < F32_INFINITY ? (u32)code : NAN_SCALE;
 }
 
-// 2^k of k + 127 from -22 to 254: subnormal from 0 down.
-FN float power_of_two(int exponent) { return float_of(exponent > 0 ? (u32)exponent << 23 : 1u << (22 + exponent)); }
+// 2^k of k + 127 from -22 to 254: subnormal from 0 down; 0 below.
+FN float power_of_two(int exponent) { return float_of(exponent > 0 ? (u32)exponent << 23 : bit(22 + exponent)); }
 
 // What decoding multiplies by, twice: the second factor is 1 but for the scales of blocks beyond 2^BIAS max.
 struct Unit {
@@ -78,7 +80,7 @@ template <class T> FN float decode_near(u32 word, int i, Near n) { return placed
 // Below code 1 of a format without zero a ulp is half as long, and begins at code 0; what lies below that is code 0.
 template <class T> FN u32 folded(u32 bits) {
     if (T::ZERO) return bits;
-    int below = 2 * (int)bits - (int)T::ONE;
+    int below = (int)(2 * bits - T::ONE);
     below = below > 0 ? below : 0;
     return below < (int)bits ? (u32)below : bits;
 }
@@ -122,3 +124,57 @@ template <class T, class D, bool SECOND> FN u32 code_far(float x, u32 scale, u32
 
 // Puts a code in front of those in a word: the last code of a word comes first.
 template <class T> FN u32 pushed(u32 word, u32 code) { return funnel(word, code, T::BITS); }
+
+// How a moment is stored, for code that takes any format.
+struct Moment {
+    u32 kind;          // 0: f32, 1: BF16, 2: blocks under a power of two, 3: blocks under an f32
+    u32 fraction_bits; // of an element
+    u32 bias;
+    u32 floor; // the smallest code of what is above zero
+    u32 log_block; // log2 of the elements of a block; of the larger one if there are none
+    Target target;
+    double max; // the largest value of an element
+    Wide wide;
+};
+
+// The same for any; and, where MIXED, for f32 scales. First, the value of a code.
+template <bool MIXED> FN float any_value(const Moment &m, u32 scale, u32 code) {
+    u32 sign = m.target.is_unsigned ? 0 : code >> m.target.sign_shift;
+    u32 bits = (code & ~(sign << m.target.sign_shift)) << (23 - m.fraction_bits);
+    u32 half = 1u << (22 - m.fraction_bits);
+    // Code 0 of a format without zero is half of code 1.
+    bits = m.target.code_1 && bits < half ? half : bits;
+    float placed = float_of(bits | sign << 31);
+    // The first product is exact.
+    if (MIXED && m.kind == 3) return placed * two_to(127 - (int)m.bias) * float_of(scale);
+    int exponent = (int)scale + 127 - (int)m.bias;
+    int beyond = exponent > 254 ? exponent - 254 : 0;
+    float value = placed * power_of_two(exponent - beyond) * power_of_two(127 + beyond);
+    return scale == NAN_SCALE ? float_of(CANONICAL_NAN) : value;
+}
+
+// The scale of a block as it is stored.
+template <bool MIXED> FN u32 any_scale(const Moment &m, u32 amax) {
+    bool finite = amax < F32_INFINITY;
+    if (MIXED && m.kind == 3) return finite ? bits_of(quotient_up((double)float_of(amax), m.max)) : CANONICAL_NAN;
+    u32 max = m.target.max_code;
+    u32 max_fraction = (max & ((1u << m.fraction_bits) - 1)) << (23 - m.fraction_bits);
+    int code = (int)((amax + (0x7FFFFF - max_fraction)) >> 23) - ((int)(max >> m.fraction_bits) - (int)m.bias);
+    code = code > 1 ? code : 1;
+    return finite ? (u32)code : NAN_SCALE;
+}
+
+template <bool MIXED> FN u32 any_code(const Moment &m, u32 scale, float x, bool draws, u32 draw, bool floored = true) {
+    u32 result;
+    if (MIXED && m.kind == 3) {
+        if (scale == CANONICAL_NAN) return 0;
+        double quotient = (double)x / (double)float_of(scale);
+        result = draws ? wide_code<Draws16>(m.wide, quotient, draw) : wide_code<NearestEven>(m.wide, quotient, 0);
+    } else {
+        // Exact, but for what is too far below the smallest value to be rounded up.
+        u32 bits = bits_of(x * power_of_two(254 - (int)scale));
+        result = draws ? code<Draws16>(m.target, bits, draw) : code<NearestEven>(m.target, bits, 0);
+    }
+    result = floored && x > 0.0f && result < m.floor ? m.floor : result;
+    return (!MIXED || m.kind == 2) && scale == NAN_SCALE ? 0 : result;
+}

@@ -31,8 +31,8 @@ if [ "${1:-}" = --check ]; then
     trap 'rm -rf "$out"' EXIT
 fi
 mkdir -p "$out"
-for module in {cast,adamw}_{f32,bf16,fp16} blocks_{any,f32,bf16} norm; do
-    kernel=${module%_*} source=${module#*_}
+for module in {cast,step_adamw,encode}_{f32,bf16,fp16} step_{adam,sgd,lion,ademamix,lamb} blocks_{f32,bf16} any prepare decode norm; do
+    kernel=${module%%_*} source=${module#*_}
     "$NVCC" -O3 -std=c++17 -arch=compute_80 -fmad=false -DSOURCE_"${source^^}" -ptx "kernels/$kernel.cu" -o "$out/$module.ptx"
     # PTX 7.1 has all that is used and loads in older drivers, once hints that came later are taken out.
     sed -i -e 's/^\.version .*/.version 7.1/' -e '/\.pragma "used_bytes_mask/d' "$out/$module.ptx"
@@ -52,16 +52,17 @@ echo "kernels/ptx is what the sources give"
 # Registers a thread: 128 threads of 64 registers leave 8 blocks to a multiprocessor, of 48 leave 10.
 budget() {
     case $1 in
-    adamw_* | blocks_any | blocks_f32) echo 64 ;;
-    blocks_bf16) echo 80 ;;
+    step_*_f32) echo 64 ;;
+    step_* | blocks_f32) echo 80 ;;
+    blocks_bf16) echo 96 ;;
+    any | prepare) echo 128 ;;
     cast_* | hardware_*) echo 48 ;;
-    norm) echo 64 ;;
+    norm | encode_* | decode) echo 64 ;;
     esac
 }
 # Bytes of a thread's stack, in which registers are spilled.
 stack() {
     case $1-$2 in
-    blocks_bf16-120) echo 8 ;;
     *) echo 0 ;;
     esac
 }
@@ -77,13 +78,13 @@ assemble() {
             count++
         }
         END {
-            printf "sm_%-4s %-13s %2d kernels, at most %d registers of %d, %d bytes of stack of %d\n", arch, name, count, most,
+            printf "sm_%-4s %-15s %2d kernels, at most %d registers of %d, %d bytes of stack of %d\n", arch, name, count, most,
                 budget, deepest, stack
             exit deepest > stack || most > budget || count == 0
         }'
 }
 for arch in 80 90 100 120; do
-    for ptx in "$out"/{{cast,adamw,blocks}_*,norm}.ptx; do
+    for ptx in "$out"/{{cast,step,blocks,encode}_*,any,prepare,decode,norm}.ptx; do
         assemble $arch "$ptx"
     done
 done

@@ -4,8 +4,8 @@
 // codes), the runs of a block side by side, so that every access of a warp is contiguous. `x` and `y` must not overlap. A
 // launch covers elements whose groups share a high half, so that five keys serve it; the host cuts longer ones. With
 // `vector` set, `x` is aligned to four elements (to 16 bytes for 4-bit codes), `y` to the codes of a run (6-bit codes to nothing), and element 0 starts a
-// group; else, in the last block, and where a run needs it, elements are taken one by one. Any n, any grid of blocks of
-// at most THREADS threads that covers it with EACH elements a thread.
+// group; else, in the last block, and where a run needs it, elements are taken one by one. Any n, in as many
+// blocks of at most THREADS threads as cover it with EACH elements a thread and no more.
 #include "memory.cuh"
 #include "random.cuh"
 
@@ -109,14 +109,12 @@ template <class S, class R, class D, int WIDTH> FN void cast(const Cast &c) {
             }
         }
     }
-#pragma unroll 1
-    for (u64 at = first; left; left >>= 1, at += stride) {
+    NO_UNROLL for (u64 at = first; left; left >>= 1, at += stride) {
         if (at >= c.n || (left & 1) == 0) continue;
         u64 end = c.n - at < 4 * quads ? c.n : at + 4 * quads;
         u8 *bytes = (u8 *)c.y + at / 4 * (WIDTH / 2);
         u32 pending = 0, held = 0;
-#pragma unroll 1
-        for (u64 i = at; i < end; i++) {
+        NO_UNROLL for (u64 i = at; i < end; i++) {
             u32 j = c.skip + (u32)(i % draws);
             Word w = {0, 0};
             if (D::bits) w = word(c.keys, c.group + (u32)(i / draws) + j / draws);

@@ -4,8 +4,8 @@
 // same functions compile as plain C++ (with -ffp-contract=off), which is how they are tested without a GPU.
 #pragma once
 
-// `high_product` is the high half of a * b, `product_down` is a * b rounded toward zero, `funnel` the upper word of
-// high:low << count.
+// `high_product` is the high half of a * b, `product_down` is a * b rounded toward zero, `sum_down` a + b of two that are not
+// negative, `funnel` the upper word of high:low << count, `bit` 1 << count, which leaves nothing where the count is beyond a word.
 #ifdef __CUDACC__
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -13,13 +13,17 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 #define FN static __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
+#define NO_UNROLL _Pragma("unroll 1")
 #define FN_MEMBER static __device__ __forceinline__
 FN float float_of(u32 bits) { return __uint_as_float(bits); }
 FN u32 bits_of(float x) { return __float_as_uint(x); }
 FN double double_of(u64 bits) { return __longlong_as_double((long long)bits); }
+FN u64 bits_of(double x) { return (u64)__double_as_longlong(x); }
+FN double sum_down(double a, double b) { return __dadd_rz(a, b); }
 FN u32 high_product(u32 a, u32 b) { return __umulhi(a, b); }
 FN float product_down(float a, float b) { return __fmul_rz(a, b); }
 FN u32 funnel(u32 high, u32 low, u32 count) { return __funnelshift_l(low, high, count); }
+FN u32 bit(u32 count) { return 1u << count; }
 #else
 #include <cmath>
 #include <cstdlib>
@@ -31,12 +35,21 @@ typedef uint32_t u32;
 typedef uint64_t u64;
 #define FN static inline
 #define UNROLL
+#define NO_UNROLL
 #define FN_MEMBER static inline
 FN float float_of(u32 bits) { float x; std::memcpy(&x, &bits, 4); return x; }
 FN u32 bits_of(float x) { u32 bits; std::memcpy(&bits, &x, 4); return bits; }
 FN double double_of(u64 bits) { double x; std::memcpy(&x, &bits, 8); return x; }
+FN u64 bits_of(double x) { u64 bits; std::memcpy(&bits, &x, 8); return bits; }
+FN double sum_down(double a, double b) {
+    double near = a + b, of_b = near - a;
+    // Exactly what the sum lost.
+    double lost = (a - (near - of_b)) + (b - of_b);
+    return lost < 0 ? double_of(bits_of(near) - 1) : near;
+}
 FN u32 high_product(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
 FN u32 funnel(u32 high, u32 low, u32 count) { return (u32)(((u64)high << 32 | low) << count >> 32); }
+FN u32 bit(u32 count) { return count < 32 ? 1u << count : 0; }
 FN float product_down(float a, float b) {
     // The product is exact in f64; a neighbour of it in f32 is one code away.
     double exact = (double)a * b;

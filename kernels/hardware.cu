@@ -5,7 +5,7 @@
 // them (PTX ISA, `cvt`), so a quad is converted twice, under either half of its word, and each result gives the two elements
 // that share no bit. `x` and `y` must not overlap. A launch covers elements whose groups share a high half. With `vector` set,
 // `x` is aligned to 16 bytes, `y` to the codes of a quad, and element 0 starts a group; else, and in the last block, elements
-// are taken one by one. Any n, any grid of blocks of THREADS threads that covers it with EACH elements a thread.
+// are taken one by one. Any n, in as many blocks of THREADS threads as cover it with EACH elements a thread and no more.
 //
 // The assembler knows these instructions for sm_100a and sm_103a alone. Assembled for both; never run.
 #include "random.cuh"
@@ -85,17 +85,14 @@ template <class R> FN void cast(const Hardware &h) {
         }
         return;
     }
-#pragma unroll 1
-    for (int q = 0; q < EACH / 4; q++) {
+    NO_UNROLL for (int q = 0; q < EACH / 4; q++) {
         u64 at = first + q * stride;
         u64 end = h.n < at + 4 ? h.n : at + 4;
         u64 codes = 0;
         u32 held = 0;
-#pragma unroll 1
-        for (u64 i = at; i < end; i++, held += R::width) codes |= one<R>(h, i) << held;
+        NO_UNROLL for (u64 i = at; i < end; i++, held += R::width) codes |= one<R>(h, i) << held;
         u8 *to = (u8 *)h.y + at / 4 * (R::width / 2);
-#pragma unroll 1
-        for (u32 bit = 0; bit < held; bit += 8) *to++ = (u8)(codes >> bit);
+        NO_UNROLL for (u32 bit = 0; bit < held; bit += 8) *to++ = (u8)(codes >> bit);
     }
 }
 

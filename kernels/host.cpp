@@ -8,7 +8,8 @@
 //                                                       codes: the code of each by `code`; then, if fraction bits is not 0,
 //                                                       whether each four of them were done by `codes_plain`, and its codes
 //   2, decision, beyond, n, (bits, draw) n times        codes by `code_bf16`, then by `code_fp16`
-//   3, scalars (10), n, (p, g, m, v) n times            p, m, v of `adamw`, canonical
+//   3, rule, scalars (14 words), n, (p, g, state, state, state) n times
+//                                                       new p and states of a rule, canonical; states that it has not are 0
 //   4, n, codes (n)                                     widened from BF16, then from FP16
 //   5, element, decision, second, block, n, (bits, draw) n times
 //                                                       moments in blocks: of each whole block, the code of its scale; if
@@ -17,16 +18,33 @@
 //                                                       value by `decode_near` if it is and by `decode`
 //   6, n, f32 bits (n), n at most 4096                  the sum of squares of a chunk, in two words
 //   7, clip rule (3 f64), n, sums (n f64)               the clip factor of each
+//   8, decision, width, encoder (18), global, block, n, (bits, draw) n times, n a multiple of 8
+//                                                       casts into blocks: of each block, its scale as stored and the codes of
+//                                                       each eight elements, in two words
+//   9, decoder (8), rule, global, n, (code, scale) n times
+//                                                       values of blocks
+//   10, n, f32 bits (n)                                 the scale of a tensor in NVFP4 of each largest magnitude
+//   11, moment (30), whether there are draws, block, n, (bits, draw) n times
+//                                                       moments in blocks of any format: of each block, its scale as stored and
+//                                                       code and value of each element
+//   12, rule, hyper-parameters (12 f64), n, (ages (3 u64), gradient scale, clip) n times
+//                                                       scalars of a step (14 words)
+//   13, n, (seed, step, tensor (u64), role, high) n times
+//                                                       keys (5)
+//   14, hyper-parameters (12 f64), n, (norm of parameters, of update (f64)) n times
+//                                                       LAMB's step
+// A rule is 0 (AdamW), 1 (Adam), 2 (SGD), 3 (Lion), 4 (AdEMAMix), 5 (LAMB).
 // An element is 0 (E4M3), 1 (E5M2), 2 (UE5M3), 3 (UE4M4), 4 (E2M1), 5 (UE2M2Nz). A decision is 0 (nearest), 16 or 32 (stochastic with so many bits).
 #include <algorithm>
 #include <cstdio>
 #include <vector>
 
-#include "adamw.cuh"
 #include "blocks.cuh"
 #include "norm.cuh"
 #include "random.cuh"
 #include "round.cuh"
+#include "rules.cuh"
+#include "scaled.cuh"
 
 static u32 next() {
     u32 word;
@@ -134,6 +152,73 @@ template <class T> static void blocks_of() {
     }
 }
 
+template <class D, int WIDTH> static void encode() {
+    const Encoder e = read<Encoder>();
+    const float global = read<float>();
+    const u32 block = next();
+    std::vector<u32> in(2 * (size_t)next());
+    for (u32 &word : in) word = next();
+    for (size_t first = 0; first < in.size(); first += 2 * block) {
+        const size_t end = std::min(in.size(), first + 2 * block);
+        u32 amax = 0;
+        for (size_t i = first; i < end; i += 2) amax = std::max(amax, in[i] & 0x7FFFFFFF);
+        const BlockScale scale = scale_of(e, amax, global);
+        out.push_back(scale.stored);
+        for (size_t i = first; i < end; i += 16) {
+            u32 x[8], draw[8];
+            for (int j = 0; j < 8; j++) x[j] = in[i + 2 * j], draw[j] = in[i + 2 * j + 1];
+            u64 codes = eight_codes<D, WIDTH>(e, scale, x, draw);
+            out.push_back((u32)codes), out.push_back((u32)(codes >> 32));
+        }
+    }
+}
+
+template <class D> static void encode_to(u32 width) {
+    switch (width) {
+    case 8: encode<D, 8>(); break;
+    case 6: encode<D, 6>(); break;
+    case 4: encode<D, 4>(); break;
+    }
+}
+
+// What is asked of a rule.
+template <class R> struct Steps {
+    static void answer() {
+        struct Given { u32 words[14]; }; Given scalars = read<Given>();
+        typename R::Scalars s;
+        std::memcpy(&s, &scalars, sizeof s);
+        for (u32 n = next(); n > 0; n--) {
+            float p = read<float>(), g = read<float>(), given[3] = {read<float>(), read<float>(), read<float>()};
+            float x[R::COUNT];
+            std::copy_n(given, R::COUNT, x);
+            out.push_back(canonical(R::step(s, p, g, x)));
+            for (int k = 0; k < 3; k++) out.push_back(k < R::COUNT ? canonical(x[k]) : 0);
+        }
+    }
+};
+template <class R> struct Scalings {
+    static void answer() {
+        struct Given { double words[12]; }; Given hyper = read<Given>();
+        for (u32 n = next(); n > 0; n--) {
+            struct Given { u64 ages[3]; Factors2 factors; }; Given given = read<Given>();
+            typename R::Scalars s = R::scalars(hyper.words, given.ages, given.factors);
+            u32 words[14] = {};
+            std::memcpy(words, &s, sizeof s);
+            out.insert(out.end(), words, words + 14);
+        }
+    }
+};
+template <template <class> class Ask> static void of_rule(u32 rule) {
+    switch (rule) {
+    case 0: Ask<AdamW>::answer(); break;
+    case 1: Ask<Adam>::answer(); break;
+    case 2: Ask<Sgd>::answer(); break;
+    case 3: Ask<Lion>::answer(); break;
+    case 4: Ask<AdEMAMix>::answer(); break;
+    case 5: Ask<Lamb>::answer(); break;
+    }
+}
+
 int main() {
     switch (next()) {
     case 0: {
@@ -155,12 +240,7 @@ int main() {
         break;
     }
     case 3: {
-        Scalars s = read<Scalars>();
-        for (u32 n = next(); n > 0; n--) {
-            float p = read<float>(), g = read<float>(), m = read<float>(), v = read<float>();
-            Element e = adamw(s, p, g, m, v);
-            out.push_back(canonical(e.p)), out.push_back(canonical(e.m)), out.push_back(canonical(e.v));
-        }
+        of_rule<Steps>(next());
         break;
     }
     case 4: {
@@ -192,6 +272,62 @@ int main() {
     case 7: {
         ClipRule rule = read<ClipRule>();
         for (u32 n = next(); n > 0; n--) out.push_back(bits_of(clip_factor(rule, read<double>())));
+        break;
+    }
+    case 8: {
+        u32 decision = next(), width = next();
+        decision == 0 ? encode_to<NearestEven>(width) : encode_to<Draws32>(width);
+        break;
+    }
+    case 9: {
+        const Decoder d = read<Decoder>();
+        const u32 rule = next();
+        const float global = read<float>();
+        for (u32 n = next(); n > 0; n--) {
+            u32 code = next(), scale = next();
+            out.push_back(decoded(d, code, factors(rule, scale, global)));
+        }
+        break;
+    }
+    case 10: {
+        for (u32 n = next(); n > 0; n--) out.push_back(bits_of(nvfp4_global(next())));
+        break;
+    }
+    case 11: {
+        const Moment m = read<Moment>();
+        const u32 draws = next(), block = next();
+        std::vector<u32> in(2 * (size_t)next());
+        for (u32 &word : in) word = next();
+        for (size_t first = 0; first < in.size(); first += 2 * block) {
+            u32 amax = 0;
+            for (size_t i = 0; i < block; i++) amax = std::max(amax, in[first + 2 * i] & 0x7FFFFFFF);
+            const u32 scale = any_scale<true>(m, amax);
+            out.push_back(scale);
+            for (size_t i = first; i < first + 2 * block; i += 2) {
+                const u32 code = any_code<true>(m, scale, float_of(in[i]), draws, in[i + 1]);
+                out.push_back(code), out.push_back(canonical(any_value<true>(m, scale, code)));
+            }
+        }
+        break;
+    }
+    case 12: {
+        of_rule<Scalings>(next());
+        break;
+    }
+    case 13: {
+        for (u32 n = next(); n > 0; n--) {
+            struct Given { u64 seed, step, tensor; u32 role, high; }; Given key = read<Given>();
+            Keys keys = keys_of(key.seed, key.step, key.tensor, key.role, key.high);
+            out.insert(out.end(), keys.k, keys.k + 5);
+        }
+        break;
+    }
+    case 14: {
+        struct Given { double words[12]; }; Given hyper = read<Given>();
+        for (u32 n = next(); n > 0; n--) {
+            struct Given { double p, u; }; Given norms = read<Given>();
+            out.push_back(bits_of(Lamb::minus_step(hyper.words, norms.p, norms.u)));
+        }
         break;
     }
     }

@@ -5,6 +5,9 @@
 // Copies N words, 16, 8 or 4 bytes at a time, between memory aligned to that and registers. No hint of streaming: on an H200 a
 // step whose loads and stores are all evict-first takes 3.5 % longer, unless calls of another kernel lie between its own.
 // Loads are where they are written: the compiler would sink them to their first use, one wait after another.
+//
+// All that is PTX in kernels is here, beside what stands for it on the host.
+#ifdef __CUDACC__
 template <int N> FN void load(u32 *w, const void *from) {
     UNROLL for (int i = 0; i < N; i += 4) {
         if (N % 4 == 0) {
@@ -18,9 +21,49 @@ template <int N> FN void load(u32 *w, const void *from) {
         }
     }
 }
-
+// A pointer that was read from memory could be one to shared memory, for all that the compiler knows: these write to global memory.
 template <int N> FN void store(void *to, const u32 *w) {
     UNROLL for (int i = 0; i < N; i += 4) {
+        if (N % 4 == 0) {
+            asm volatile("st.global.v4.u32 [%4], {%0, %1, %2, %3};"
+                         :: "r"(w[i]), "r"(w[i + 1]), "r"(w[i + 2]), "r"(w[i + 3]), "l"((uint4 *)to + i / 4));
+        } else if (N == 2) {
+            asm volatile("st.global.v2.u32 [%2], {%0, %1};" :: "r"(w[i]), "r"(w[i + 1]), "l"(to));
+        } else {
+            asm volatile("st.global.u32 [%1], %0;" :: "r"(w[i]), "l"(to));
+        }
+    }
+}
+// Into the L2 cache.
+FN void prefetch(const void *at) { asm volatile("prefetch.global.L2 [%0];" :: "l"(at)); }
+// The two as one word, `low` in its lower half.
+FN u32 bf16_pair(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+// Exact, and a NaN stays one.
+FN u32 value_fp16(u32 code) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"((u16)code));
+    return bits_of(x);
+}
+#else
+template <int N> FN void load(u32 *w, const void *from) {
+    for (int i = 0; i < N; i += 4) {
+        if (N % 4 == 0) {
+            uint4 x = ((const uint4 *)from)[i / 4];
+            w[i] = x.x, w[i + 1] = x.y, w[i + 2] = x.z, w[i + 3] = x.w;
+        } else if (N == 2) {
+            uint2 x = *(const uint2 *)from;
+            w[i] = x.x, w[i + 1] = x.y;
+        } else {
+            w[i] = *(const u32 *)from;
+        }
+    }
+}
+template <int N> FN void store(void *to, const u32 *w) {
+    for (int i = 0; i < N; i += 4) {
         if (N % 4 == 0) {
             ((uint4 *)to)[i / 4] = make_uint4(w[i], w[i + 1], w[i + 2], w[i + 3]);
         } else if (N == 2) {
@@ -30,6 +73,13 @@ template <int N> FN void store(void *to, const u32 *w) {
         }
     }
 }
+FN void prefetch(const void *) {}
+FN u32 bf16_pair(float low, float high) {
+    const u32 codes[2] = {code_bf16<NearestEven>(0x7F80, bits_of(low), 0), code_bf16<NearestEven>(0x7F80, bits_of(high), 0)};
+    return (low != low ? 0x7FFF : codes[0]) | (high != high ? 0x7FFF : codes[1]) << 16;
+}
+FN u32 value_fp16(u32 code) { return widen_fp16(code); }
+#endif
 
 // Element types: their width, and their value as f32 bits.
 struct F32 {

@@ -5,7 +5,7 @@
 // that is not aligned to four elements, and chunks of fewer than 4096, are read element by element, in the same order.
 // norm_combine: one block a run of 4096 sums. Neither has memory that overlaps what it writes.
 #include "memory.cuh"
-#include "norm.cuh"
+#include "sums.cuh"
 
 struct Chunk {
     u64 at;   // address of its first element
@@ -18,13 +18,6 @@ struct Chunks {
     double *sums; // one a chunk
 };
 
-// What the host and the step read of a norm.
-struct Norm {
-    double sum_of_squares;
-    float clip;
-    u32 found_inf; // whether a gradient is NaN or infinite
-};
-
 struct Combine {
     const double *sums;
     u64 n;
@@ -33,22 +26,10 @@ struct Combine {
     ClipRule clip;
 };
 
-// The sum of what 128 threads have, neighbours first, in thread 0. The kernel's own shared memory: that of a function has a name
-// that depends on where it is compiled.
-FN double block_sum(double x, double (&warps)[CHUNK_THREADS / 32]) {
-    UNROLL for (int far = 1; far < 32; far *= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, far);
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
-    __syncthreads();
-    return (warps[0] + warps[1]) + (warps[2] + warps[3]);
-}
-
-// The f32 bits of a code, by the instruction for FP16: exact, and a NaN stays one.
-template <class T> FN u32 value(u32 code) { return T::widen(code); }
-template <> __device__ __forceinline__ u32 value<FP16>(u32 code) {
-    float x;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"((u16)code));
-    return bits_of(x);
-}
+// Widened by the instruction for it.
+struct FP16Converted : FP16 {
+    FN_MEMBER u32 widen(u32 code) { return value_fp16(code); }
+};
 
 template <class T> FN void squares(const Chunk &c, double (&lane)[4]) {
     const u32 first = threadIdx.x * 4;
@@ -58,16 +39,15 @@ template <class T> FN void squares(const Chunk &c, double (&lane)[4]) {
             load<T::bytes>(w[r], (const char *)c.at + (r * ROUND + first) * T::bytes);
         UNROLL for (int r = 0; r < CHUNK / ROUND; r++) {
             u32 bits[4];
-            UNROLL for (int j = 0; j < 4; j++) bits[j] = value<T>(element<T>(w[r], j));
+            UNROLL for (int j = 0; j < 4; j++) bits[j] = T::widen(element<T>(w[r], j));
             add_squares(lane, bits);
         }
         return;
     }
     const typename T::Memory *x = (const typename T::Memory *)c.at;
-#pragma unroll 1
-    for (u32 i = first; i < c.n; i += ROUND) {
+    NO_UNROLL for (u32 i = first; i < c.n; i += ROUND) {
         u32 bits[4];
-        UNROLL for (int j = 0; j < 4; j++) bits[j] = i + j < c.n ? value<T>(x[i + j]) : 0;
+        UNROLL for (int j = 0; j < 4; j++) bits[j] = i + j < c.n ? T::widen(x[i + j]) : 0;
         add_squares(lane, bits);
     }
 }
@@ -80,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) norm_chunks(const __
     } else if (c.type == 1) {
         squares<BF16>(c, lane);
     } else {
-        squares<FP16>(c, lane);
+        squares<FP16Converted>(c, lane);
     }
     __shared__ double warps[CHUNK_THREADS / 32];
     double sum = block_sum(lanes_sum(lane), warps);
@@ -91,13 +71,8 @@ extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) norm_combine(const _
     const u64 start = (u64)blockIdx.x * CHUNK;
     const u64 left = a.n - start;
     const u32 n = left < CHUNK ? (u32)left : CHUNK;
-    double lane[4] = {0, 0, 0, 0};
-#pragma unroll 1
-    for (u32 i = threadIdx.x * 4; i < n; i += ROUND) {
-        UNROLL for (int j = 0; j < 4; j++) lane[j] += i + j < n ? a.sums[start + i + j] : 0.0;
-    }
     __shared__ double warps[CHUNK_THREADS / 32];
-    double sum = canonical_sum(block_sum(lanes_sum(lane), warps));
+    double sum = run_sum(a.sums + start, n, warps);
     if (threadIdx.x != 0) return;
     a.out[blockIdx.x] = sum;
     if (!a.norm) return;

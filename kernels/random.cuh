@@ -1,4 +1,4 @@
-// Stream 1: the word of an element group under five keys, which the host derives (src/random/v1.rs).
+// Stream 1: the word of an element group under five keys (src/random/v1.rs).
 #pragma once
 #include "common.cuh"
 
@@ -32,3 +32,25 @@ FN u32 draw16(const Word &w, u32 j) {
 
 // Draw `j & 1` of a group's two 32-bit draws.
 FN u32 draw32(const Word &w, u32 j) { return (j & 1) ? w.x1 : w.x0; }
+
+// Keys from the start, where a step derives its own (src/random/philox.rs, v1.rs).
+struct Four {
+    u32 w[4];
+};
+FN Four philox4x32_10(u32 c0, u32 c1, u32 c2, u32 c3, u32 k0, u32 k1) {
+    NO_UNROLL for (int round = 0; round < 10; round++) {
+        u32 h0 = high_product(0xD2511F53u, c0), l0 = 0xD2511F53u * c0;
+        u32 h1 = high_product(0xCD9E8D57u, c2), l1 = 0xCD9E8D57u * c2;
+        c0 = h1 ^ c1 ^ k0, c1 = l1, c2 = h0 ^ c3 ^ k1, c3 = l0;
+        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+    }
+    Four x = {{c0, c1, c2, c3}};
+    return x;
+}
+FN Keys keys_of(u64 seed, u64 step, u64 tensor, u32 role, u32 high) {
+    Four t = philox4x32_10((u32)tensor, (u32)(tensor >> 32), 0, 0, (u32)seed, (u32)(seed >> 32));
+    Four a = philox4x32_10((u32)step, (u32)(step >> 32), high, role << 1, t.w[0], t.w[1]);
+    Four b = philox4x32_10((u32)step, (u32)(step >> 32), high, role << 1 | 1, t.w[0], t.w[1]);
+    Keys keys = {{a.w[0], a.w[1], a.w[2], a.w[3], b.w[0]}};
+    return keys;
+}

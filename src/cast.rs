@@ -315,9 +315,13 @@ impl<D: Draws> Cast<D> {
         Ok(())
     }
 
-    /// Scale, overflow and rounding for kernels, if they have them.
+    /// Scale, overflow (this one unless another was named) and rounding for kernels, if they have them.
     #[cfg(feature = "cuda")]
-    pub(crate) fn on_gpu(&self, format: Format) -> Result<(i32, Overflow, GpuRounding), crate::cuda::CudaError> {
+    pub(crate) fn on_gpu(
+        &self,
+        format: Format,
+        overflow: Overflow,
+    ) -> Result<(i32, Overflow, GpuRounding), crate::cuda::CudaError> {
         let unsupported = |argument, reason| crate::cuda::CudaError::Unsupported { argument, reason };
         if self.missing_nan == MissingNan::Refuse && !format.has_nan() {
             return Err(unsupported("missing_nan", "refusing a NaN would wait for the device"));
@@ -334,7 +338,7 @@ impl<D: Draws> Cast<D> {
                 return Err(unsupported("rounding", "kernels round to nearest even or stochastically"));
             }
         };
-        Ok((self.scale, self.overflow.unwrap_or(Overflow::of(format)), rounding))
+        Ok((self.scale, self.overflow.unwrap_or(overflow), rounding))
     }
 
     /// Cuts the work into chunks for the threads of the pool. `out` fits `x`.

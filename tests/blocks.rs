@@ -258,6 +258,78 @@ fn stochastic_is_unbiased() {
     }
 }
 
+/// The largest distance, in standard errors, of codes of E2M1 from what independent stochastic rounding is expected to give: per
+/// place of a pattern that `x` repeats, of the mean error from zero and of the squared error from (x - lo)(hi - x), and of the
+/// squared error of a block's sum from the sum of these. In units of scales.
+fn distances(format: BlockFormat, x: &[f32], pattern: usize, code: impl Fn(usize, f64) -> u16) -> [f64; 3] {
+    const VALUES: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let scales = scales(format, &x.iter().map(|&x| x.into()).collect::<Vec<_>>());
+    let quotient = |i: usize| f64::from(x[i]) / scales[i / format.block()];
+    let error = |i: usize| {
+        let code = code(i, scales[i / format.block()]);
+        VALUES[usize::from(code & 7)] * if code & 8 == 0 { 1.0 } else { -1.0 } - quotient(i)
+    };
+    let repeats = (x.len() / pattern) as f64;
+    let errors: Vec<f64> = (0..x.len()).map(error).collect();
+    let z = |got: f64, expected: f64, variance: f64| (got - expected).abs() / (variance.sqrt() + 1e-9);
+    let mut worst = [0f64; 3];
+    for first in (0..pattern).step_by(format.block()) {
+        let (mut variance, mut cumulant) = (0.0, 0.0);
+        for i in first..first + format.block() {
+            let q = quotient(i).abs();
+            let low = VALUES.into_iter().rfind(|&value| value <= q).unwrap();
+            let high = VALUES.into_iter().find(|&value| value >= q).unwrap();
+            // An error is one of two: its square has this variance, its fourth cumulant is that below.
+            let of_one = (q - low) * (high - q);
+            let of_square = of_one * (high + low - 2.0 * q).powi(2);
+            let seen = errors.iter().skip(i).step_by(pattern);
+            let (sum, squares) = seen.fold((0.0, 0.0), |(sum, squares), e| (sum + e, squares + e * e));
+            worst[0] = worst[0].max(z(sum, 0.0, repeats * of_one));
+            worst[1] = worst[1].max(z(squares, repeats * of_one, repeats * of_square));
+            variance += of_one;
+            cumulant += of_one * ((high - low).powi(2) - 6.0 * of_one);
+        }
+        let of_block = |at: usize| errors[at..at + format.block()].iter().sum::<f64>().powi(2);
+        let squares: f64 = (first..x.len()).step_by(pattern).map(of_block).sum();
+        worst[2] = worst[2].max(z(squares, repeats * variance, repeats * (cumulant + 2.0 * variance * variance)));
+    }
+    worst
+}
+
+/// FP4 in blocks has mean error zero and the variance of independent stochastic rounding, exactly (x - lo)(hi - x) for each element,
+/// within 5 standard errors; nearest, one draw for all and one draw a block do not.
+#[test]
+fn fp4_has_the_variance_of_stochastic_rounding() {
+    let own = |block, scale| BlockFormat::new(Format::E2M1, block, scale).unwrap();
+    let grid = grids().find(|grid| grid.spec.format == Format::E2M1).unwrap();
+    let pattern = 256;
+    let mut inputs = Inputs(4);
+    // No more than 5.7 of 6 under a power of two, and 5.7 among every 16, so that `Floor` clips none; four octaves.
+    let value = |i: usize| {
+        let word = inputs.next();
+        let magnitude = if i.is_multiple_of(16) { 5.7 } else { 5.7 * (word >> 33) as f32 / (1u64 << 31) as f32 };
+        magnitude * (1 << (i / 16 % 4)) as f32 * if word & 1 == 0 { 1.0 } else { -1.0 }
+    };
+    let x = (0..pattern).map(value).collect::<Vec<_>>().repeat(1024);
+    for format in [BlockFormat::MXFP4, BlockFormat::NVFP4, own(32, BlockScale::Ceil), own(128, BlockScale::Amax)] {
+        let draw = Draw::seeded(11).step(2).named("w");
+        let y = Cast::stochastic(draw).to_blocks(&x, format).unwrap();
+        let right = distances(format, &x, pattern, |i, _| y.code(i));
+        assert!(right.iter().all(|z| *z <= 5.0), "{format:?}: {right:?}");
+
+        let with = |draw: &dyn Fn(usize) -> Option<u32>| {
+            distances(format, &x, pattern, |i, scale| code(&grid, scale, x[i].into(), draw(i)))
+        };
+        let nearest = with(&|_| None);
+        let constant = with(&|_| Some(draw.draw32(0)));
+        let of_block = with(&|i| Some(draw.draw32((i / format.block()) as u64)));
+        for (variant, wrong) in [("nearest", nearest), ("constant noise", constant)] {
+            assert!(wrong.iter().all(|z| *z > 5.0), "{format:?}, {variant}: {wrong:?}");
+        }
+        assert!(of_block[2] > 5.0, "{format:?}, noise of a block: {of_block:?}");
+    }
+}
+
 #[test]
 fn errors() {
     let refused = |element, block, scale| BlockFormat::new(element, block, scale).unwrap_err().to_string();

@@ -48,12 +48,17 @@ fn keeps_the_contract(name: &str, ptx: &str) {
     for kernel in ptx.split(".visible .entry ").skip(1) {
         let entry = kernel.split('(').next().unwrap();
         let fused = kernel.matches("fma.rn.f32").count();
+        // Casts into blocks divide: in f64, which the compiler may narrow where the quotient is rounded to f32.
+        if entry.starts_with("encode_") {
+            assert_eq!((fused, kernel.matches("fma.rn.f64").count()), (0, 0), "{name}: {entry}");
+            continue;
+        }
         // The rule writes five fused operations an element. Some elements at once take one or two more each that look for NaN.
         // One is alone in the loop that takes elements one by one; of a block its moments are made twice.
         let (at_once, more, alone) = match entry.split('_').next() {
             Some("adamw") if entry.starts_with("adamw_f32") => (4, 2, 5),
             Some("adamw") => (8, 2, 5),
-            Some("blocks") if entry == "blocks_any" => (0, 0, 7),
+            Some("blocks") if matches!(entry, "blocks_any" | "blocks_mixed") => (0, 0, 7),
             Some("blocks") if entry.starts_with("blocks_f32") => (8, 1, 7),
             Some("blocks") => (16, 1, 7),
             _ => (0, 0, 0),
@@ -67,8 +72,8 @@ fn keeps_the_contract(name: &str, ptx: &str) {
 
 #[test]
 fn ptx_contract() {
-    let modules = [shipped("cast_"), shipped("adamw_"), shipped("blocks_")].concat();
-    assert_eq!(modules.len(), 9);
+    let modules = ["cast_", "adamw_", "blocks_", "encode_", "decode"].map(shipped).concat();
+    assert_eq!(modules.len(), 13);
     for (name, ptx) in modules {
         assert!(ptx.contains(".version 7.1\n") && ptx.contains(".target sm_80\n"), "{name}");
         keeps_the_contract(&name, &ptx);

@@ -4,11 +4,12 @@ use alloc::format;
 
 use half::{bf16, f16};
 
-use super::launch::{CastArguments, Shape, aligned, disjoint, keys, launch, pieces};
+use super::launch::{CastArguments, Device, Shape, aligned, disjoint, keys, launch, pieces};
 use super::{CudaError, DeviceVec, ElementType, Gpu};
 use crate::cast::{Cast, GpuRounding};
 use crate::format::{Element, Format, PackedVec, SubByte};
 use crate::random::{Draw, Draws};
+use crate::round::Overflow;
 use crate::round::lanes::Target32;
 
 /// Shapes of targets that have shorter kernels: width, signed or unsigned, fraction bits.
@@ -170,17 +171,24 @@ impl Gpu {
     /// [`CudaError::Misaligned`] and [`CudaError::Overlap`] for addresses that cannot be, and as
     /// [`cast_into`](Self::cast_into).
     pub unsafe fn cast_raw(&self, cast: &Cast<impl Draws>, memory: CastMemory) -> Result<(), CudaError> {
-        let width = match memory.format.bits() {
-            width @ (4 | 6) => width,
-            ..=8 => 8,
-            _ => 16,
-        };
         // SAFETY: promised by the caller.
-        unsafe { self.cast_memory(cast, memory, width) }
+        unsafe { self.cast_memory(cast, memory, packed_width(memory.format)) }
     }
+}
 
+/// Bits that a code takes where 4-bit and 6-bit ones are packed.
+pub(super) fn packed_width(format: Format) -> u32 {
+    match format.bits() {
+        width @ (4 | 6) => width,
+        ..=8 => 8,
+        _ => 16,
+    }
+}
+
+/// The launches of casts.
+pub(super) trait Casts: Device + Sized {
     /// # Safety
-    /// As [`cast_raw`](Self::cast_raw), with codes of `width` bits.
+    /// As [`Gpu::cast_raw`], with codes of `width` bits.
     unsafe fn cast_memory(&self, cast: &Cast<impl Draws>, memory: CastMemory, width: u32) -> Result<(), CudaError> {
         let CastMemory { x, source, y, format, n } = memory;
         let shape = match width {
@@ -190,7 +198,7 @@ impl Gpu {
             _ => Shape::of(16),
         };
         let unsupported = |argument, reason| CudaError::Unsupported { argument, reason };
-        let (scale, overflow, rounding) = cast.on_gpu(format)?;
+        let (scale, overflow, rounding) = cast.on_gpu(format, Overflow::of(format))?;
         let target = Target32::<false>::new(format, scale, overflow)
             .ok_or_else(|| unsupported("format", "its normal numbers, as scaled, go below those of f32"))?;
         let size = source.bytes();
@@ -256,3 +264,5 @@ impl Gpu {
         Ok(())
     }
 }
+
+impl<D: Device> Casts for D {}

@@ -5,6 +5,7 @@ use alloc::string::{String, ToString};
 use cudarc::driver::DriverError;
 use cudarc::driver::sys::CUresult;
 
+use crate::cast::CastError;
 use crate::optim::{NormError, OptimError};
 
 /// Why a GPU call was refused or failed.
@@ -153,9 +154,16 @@ pub enum CudaError {
         /// Why.
         reason: &'static str,
     },
+    /// A cast's own refusal.
+    #[error(transparent)]
+    Cast(#[from] CastError),
     /// An optimizer's own refusal.
     #[error(transparent)]
     Optim(#[from] OptimError),
+    /// A reset schedule's own refusal.
+    #[cfg(feature = "stall")]
+    #[error(transparent)]
+    Reset(#[from] crate::optim::ResetError),
     /// A norm's own refusal.
     #[error(transparent)]
     Norm(#[from] NormError),

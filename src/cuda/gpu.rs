@@ -4,7 +4,7 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt;
 use core::marker::PhantomData;
-use core::ops::RangeFrom;
+use core::ops::{Bound, Range, RangeBounds};
 use std::sync::{Arc, OnceLock};
 
 use bytemuck::Pod;
@@ -18,14 +18,24 @@ use super::launch::Modules;
 /// Cheap to clone. Work of one `Gpu` runs in order.
 #[derive(Clone)]
 pub struct Gpu {
-    context: Arc<CudaContext>,
-    stream: Arc<CudaStream>,
-    modules: Arc<Modules>,
+    backend: Backend,
+}
+
+#[derive(Clone)]
+enum Backend {
+    Cuda {
+        context: Arc<CudaContext>,
+        stream: Arc<CudaStream>,
+        modules: Arc<Modules>,
+    },
+    /// The host in place of a device, in tests.
+    #[cfg(test)]
+    Emulated(std::rc::Rc<super::emulated::Emulated>),
 }
 
 impl fmt::Debug for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gpu").field("ordinal", &self.context.ordinal()).finish_non_exhaustive()
+        f.debug_struct("Gpu").field("ordinal", &self.ordinal()).finish_non_exhaustive()
     }
 }
 
@@ -80,7 +90,7 @@ impl Gpu {
         // so no event need be recorded; a captured graph could not hold them either.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream()?;
-        Ok(Self { context, stream, modules: Arc::default() })
+        Ok(Self::cuda(context, stream, Arc::default()))
     }
 
     /// Opens a device whose kernels are compiled for it at run time, from the sources in this crate: the bits of
@@ -94,7 +104,8 @@ impl Gpu {
     pub fn compiled(ordinal: usize) -> Result<Self, CudaError> {
         let gpu = Self::open(ordinal)?;
         super::nvrtc::supports(gpu.capability()?)?;
-        Ok(Self { modules: Arc::new(Modules::of(super::launch::Origin::Compiled)), ..gpu })
+        let modules = Arc::new(Modules::of(super::launch::Origin::Compiled));
+        Ok(Self::cuda(gpu.context().clone(), gpu.stream().clone(), modules))
     }
 
     /// The same device on somebody else's stream, which is not destroyed when this is dropped.
@@ -105,14 +116,36 @@ impl Gpu {
     #[must_use]
     pub unsafe fn on_stream(&self, stream: *mut core::ffi::c_void) -> Self {
         // SAFETY: promised by the caller.
-        let stream = unsafe { self.context.wrap_borrowed_stream(stream.cast()) };
-        Self { context: self.context.clone(), stream, modules: self.modules.clone() }
+        let stream = unsafe { self.context().wrap_borrowed_stream(stream.cast()) };
+        Self::cuda(self.context().clone(), stream, self.shared_modules().clone())
+    }
+
+    fn cuda(context: Arc<CudaContext>, stream: Arc<CudaStream>, modules: Arc<Modules>) -> Self {
+        Self { backend: Backend::Cuda { context, stream, modules } }
+    }
+
+    /// The host in place of a device.
+    #[cfg(test)]
+    pub(super) fn emulated(device: super::emulated::Emulated) -> Self {
+        Self { backend: Backend::Emulated(device.into()) }
+    }
+
+    #[cfg(test)]
+    pub(super) fn emulation(&self) -> Option<&std::rc::Rc<super::emulated::Emulated>> {
+        match &self.backend {
+            Backend::Emulated(device) => Some(device),
+            Backend::Cuda { .. } => None,
+        }
     }
 
     /// Number of the device.
     #[must_use]
     pub fn ordinal(&self) -> usize {
-        self.context.ordinal()
+        match &self.backend {
+            Backend::Cuda { context, .. } => context.ordinal(),
+            #[cfg(test)]
+            Backend::Emulated(_) => 0,
+        }
     }
 
     /// Name of the device.
@@ -120,7 +153,7 @@ impl Gpu {
     /// # Errors
     /// [`CudaError::Driver`].
     pub fn name(&self) -> Result<String, CudaError> {
-        Ok(self.context.name()?)
+        Ok(self.context().name()?)
     }
 
     /// Major and minor compute capability of the device, as (9, 0).
@@ -128,8 +161,20 @@ impl Gpu {
     /// # Errors
     /// [`CudaError::Driver`].
     pub fn capability(&self) -> Result<(u32, u32), CudaError> {
-        let (major, minor) = self.context.compute_capability()?;
+        let (major, minor) = self.context().compute_capability()?;
         Ok((major.unsigned_abs(), minor.unsigned_abs()))
+    }
+
+    /// Number of multiprocessors of the device.
+    pub(super) fn multiprocessors(&self) -> Result<u32, CudaError> {
+        match &self.backend {
+            Backend::Cuda { context, .. } => {
+                let count = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+                Ok(context.attribute(count)?.unsigned_abs())
+            }
+            #[cfg(test)]
+            Backend::Emulated(_) => Ok(1),
+        }
     }
 
     /// Waits until all work of this stream is done.
@@ -137,21 +182,41 @@ impl Gpu {
     /// # Errors
     /// [`CudaError::Driver`], also for what earlier work ran into.
     pub fn synchronize(&self) -> Result<(), CudaError> {
-        Ok(self.stream.synchronize()?)
+        match &self.backend {
+            Backend::Cuda { stream, .. } => Ok(stream.synchronize()?),
+            #[cfg(test)]
+            Backend::Emulated(_) => Ok(()),
+        }
     }
 
     /// The stream, to enqueue work of one's own in order with this crate's.
     #[must_use]
     pub fn stream(&self) -> &Arc<CudaStream> {
-        &self.stream
+        match &self.backend {
+            Backend::Cuda { stream, .. } => stream,
+            #[cfg(test)]
+            Backend::Emulated(_) => unreachable!("an emulation has no stream"),
+        }
     }
 
     pub(super) fn modules(&self) -> &Modules {
-        &self.modules
+        self.shared_modules()
+    }
+
+    fn shared_modules(&self) -> &Arc<Modules> {
+        match &self.backend {
+            Backend::Cuda { modules, .. } => modules,
+            #[cfg(test)]
+            Backend::Emulated(_) => unreachable!("an emulation has modules of its own"),
+        }
     }
 
     pub(super) fn context(&self) -> &Arc<CudaContext> {
-        &self.context
+        match &self.backend {
+            Backend::Cuda { context, .. } => context,
+            #[cfg(test)]
+            Backend::Emulated(_) => unreachable!("an emulation has no context"),
+        }
     }
 
     /// Memory of zero bits for `len` elements.
@@ -160,21 +225,92 @@ impl Gpu {
     /// [`CudaError::OutOfMemory`].
     pub fn zeroed<T: Pod>(&self, len: usize) -> Result<DeviceVec<T>, CudaError> {
         let bytes = len.checked_mul(size_of::<T>()).ok_or(CudaError::OutOfMemory { bytes: usize::MAX })?;
-        // A driver refuses allocations of nothing; one byte is never touched.
-        let memory = self.stream.alloc_zeros::<u8>(bytes.max(1)).map_err(|error| match error.0 {
-            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => CudaError::OutOfMemory { bytes },
-            _ => error.into(),
-        })?;
+        let memory = match &self.backend {
+            // A driver refuses allocations of nothing; one byte is never touched.
+            Backend::Cuda { stream, .. } => {
+                Memory::Cuda(stream.alloc_zeros::<u8>(bytes.max(1)).map_err(|error| match error.0 {
+                    sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => CudaError::OutOfMemory { bytes },
+                    _ => error.into(),
+                })?)
+            }
+            #[cfg(test)]
+            Backend::Emulated(device) => Memory::Emulated(device.clone(), device.put(&alloc::vec![0u8; bytes], 0)),
+        };
         Ok(DeviceVec { memory, len, element: PhantomData })
     }
 
     /// Sets a range of bytes, after all earlier work of the stream.
-    pub(super) fn fill(&self, memory: &mut DeviceVec<u8>, range: RangeFrom<usize>, byte: u8) -> Result<(), CudaError> {
-        let bytes = memory.len - range.start;
-        if bytes > 0 {
-            let at = memory.address() + range.start as u64;
-            // SAFETY: the range lies in memory of this device, which is borrowed mutably.
-            unsafe { result::memset_d8_async(at, byte, bytes, self.stream.cu_stream()) }?;
+    pub(super) fn fill(
+        &self,
+        memory: &mut DeviceVec<u8>,
+        range: impl RangeBounds<usize>,
+        byte: u8,
+    ) -> Result<(), CudaError> {
+        let Range { start, end } = range_of(range, memory.len);
+        if start == end {
+            return Ok(());
+        }
+        // SAFETY: the range lies in memory of this device, which is borrowed mutably.
+        unsafe { self.fill_raw(memory.address() + start as u64, end - start, byte) }
+    }
+
+    /// [`fill`](Self::fill) of somebody else's memory.
+    ///
+    /// # Safety
+    /// So many bytes are there to be written, by this stream.
+    pub(super) unsafe fn fill_raw(&self, at: u64, bytes: usize, byte: u8) -> Result<(), CudaError> {
+        match &self.backend {
+            _ if bytes == 0 => {}
+            // SAFETY: promised by the caller.
+            Backend::Cuda { stream, .. } => unsafe { result::memset_d8_async(at, byte, bytes, stream.cu_stream()) }?,
+            #[cfg(test)]
+            Backend::Emulated(device) => device.fill(at, bytes, byte),
+        }
+        Ok(())
+    }
+
+    /// Sets the words from a byte on, a multiple of 4, as [`fill`](Self::fill).
+    pub(super) fn fill_words(&self, memory: &mut DeviceVec<u8>, start: usize, word: u32) -> Result<(), CudaError> {
+        let words = (memory.len - start) / 4;
+        if words == 0 {
+            return Ok(());
+        }
+        match &self.backend {
+            Backend::Cuda { stream, .. } => {
+                let at = memory.address() + start as u64;
+                // SAFETY: the range lies in memory of this device, which is borrowed mutably.
+                unsafe { sys::cuMemsetD32Async(at, word, words, stream.cu_stream()) }.result()?;
+            }
+            #[cfg(test)]
+            Backend::Emulated(device) => device.edit(memory.address(), |bytes| {
+                bytes[start..].chunks_exact_mut(4).for_each(|to| to.copy_from_slice(&word.to_le_bytes()));
+            }),
+        }
+        Ok(())
+    }
+
+    /// Zeroes elements from one on, as [`fill`](Self::fill).
+    pub(super) fn zero<T: Pod>(&self, to: &mut DeviceVec<T>, start: usize, len: usize) -> Result<(), CudaError> {
+        same_length("to", start + len, to.len.min(start + len))?;
+        let at = to.address() + (start * size_of::<T>()) as u64;
+        // SAFETY: the range lies in memory of this device, which is borrowed mutably.
+        unsafe { self.fill_raw(at, len * size_of::<T>(), 0) }
+    }
+
+    /// Copies to the beginning of memory that is no shorter, after all earlier work of the stream.
+    pub(super) fn copy<T: Pod>(&self, from: &DeviceVec<T>, to: &mut DeviceVec<T>) -> Result<(), CudaError> {
+        same_length("to", from.len, from.len.min(to.len))?;
+        let bytes = from.len * size_of::<T>();
+        match &self.backend {
+            Backend::Cuda { stream, .. } => {
+                // SAFETY: both lie on this device, the one that is written is borrowed mutably.
+                unsafe { result::memcpy_dtod_async(to.address(), from.address(), bytes, stream.cu_stream()) }?;
+            }
+            #[cfg(test)]
+            Backend::Emulated(device) => {
+                let values = device.get::<u8>(from.address());
+                device.edit(to.address(), |all| all[..bytes].copy_from_slice(&values));
+            }
         }
         Ok(())
     }
@@ -197,7 +333,15 @@ impl Gpu {
         self.own(to, "to")?;
         same_length("to", values.len(), to.len)?;
         if !values.is_empty() {
-            self.stream.memcpy_htod(bytemuck::cast_slice::<T, u8>(values), &mut to.memory)?;
+            match (&self.backend, &mut to.memory) {
+                (Backend::Cuda { stream, .. }, Memory::Cuda(memory)) => {
+                    stream.memcpy_htod(bytemuck::cast_slice::<T, u8>(values), memory)?;
+                }
+                #[cfg(test)]
+                (_, memory) => memory.emulation().edit(memory.address(), |bytes| {
+                    bytes.copy_from_slice(bytemuck::cast_slice::<T, u8>(values));
+                }),
+            }
         }
         Ok(())
     }
@@ -221,14 +365,21 @@ impl Gpu {
         self.own(values, "values")?;
         same_length("to", values.len, to.len())?;
         if !to.is_empty() {
-            let bytes = values.memory.slice(..values.len * size_of::<T>());
-            self.stream.memcpy_dtoh(&bytes, bytemuck::cast_slice_mut::<T, u8>(to))?;
+            match (&self.backend, &values.memory) {
+                (Backend::Cuda { stream, .. }, Memory::Cuda(memory)) => {
+                    let bytes = memory.slice(..values.len * size_of::<T>());
+                    stream.memcpy_dtoh(&bytes, bytemuck::cast_slice_mut::<T, u8>(to))?;
+                }
+                #[cfg(test)]
+                (_, memory) => bytemuck::cast_slice_mut::<T, u8>(to)
+                    .copy_from_slice(&memory.emulation().get::<u8>(memory.address())),
+            }
         }
         self.synchronize()
     }
 
     pub(super) fn own<T>(&self, values: &DeviceVec<T>, argument: &'static str) -> Result<(), CudaError> {
-        let (expected, got) = (self.ordinal(), values.memory.context().ordinal());
+        let (expected, got) = (self.ordinal(), values.ordinal());
         if expected == got { Ok(()) } else { Err(CudaError::WrongDevice { argument, expected, got }) }
     }
 }
@@ -240,11 +391,60 @@ fn same_length(argument: &'static str, expected: usize, got: usize) -> Result<()
     Err(CudaError::Length { argument, expected: expected as u64, got: got as u64 })
 }
 
+/// A range of `0..len`.
+fn range_of(range: impl RangeBounds<usize>, len: usize) -> Range<usize> {
+    let start = match range.start_bound() {
+        Bound::Included(&start) => start,
+        Bound::Excluded(&before) => before + 1,
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&last) => last + 1,
+        Bound::Excluded(&end) => end,
+        Bound::Unbounded => len,
+    };
+    start..end
+}
+
 /// Elements in device memory.
 pub struct DeviceVec<T> {
-    memory: CudaSlice<u8>,
+    memory: Memory,
     len: usize,
     element: PhantomData<T>,
+}
+
+enum Memory {
+    Cuda(CudaSlice<u8>),
+    /// At an address of the host, in tests.
+    #[cfg(test)]
+    Emulated(std::rc::Rc<super::emulated::Emulated>, u64),
+}
+
+impl Memory {
+    fn address(&self) -> u64 {
+        match self {
+            Self::Cuda(memory) => memory.device_ptr(memory.stream()).0,
+            #[cfg(test)]
+            Self::Emulated(_, address) => *address,
+        }
+    }
+
+    #[cfg(test)]
+    fn emulation(&self) -> &super::emulated::Emulated {
+        match self {
+            Self::Emulated(device, _) => device,
+            Self::Cuda(_) => unreachable!("memory of a device, handed to an emulation"),
+        }
+    }
+}
+
+#[cfg(test)]
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Self::Emulated(device, address) = self {
+            device.forget(*address);
+        }
+    }
 }
 
 impl<T> DeviceVec<T> {
@@ -261,14 +461,17 @@ impl<T> DeviceVec<T> {
     }
 
     pub(super) fn ordinal(&self) -> usize {
-        self.memory.context().ordinal()
+        match &self.memory {
+            Memory::Cuda(memory) => memory.context().ordinal(),
+            #[cfg(test)]
+            Memory::Emulated(..) => 0,
+        }
     }
 
     /// The address in device memory, to hand to others. It is valid as long as this lives.
     #[must_use]
     pub fn address(&self) -> u64 {
-        let (address, _) = self.memory.device_ptr(self.memory.stream());
-        address
+        self.memory.address()
     }
 }
 

@@ -7,37 +7,51 @@ use std::sync::OnceLock;
 
 use half::f16;
 
-use crate::Format;
-use crate::format::{BlockScale, pack};
-use crate::optim::{AdamWConfig, BlockEncoder, ChunkSums, Clip};
-use crate::random::{Keys, Role};
+use super::plan::moment;
+use super::blocks::{Decoder, Encoder, rule};
+use super::plan::MomentArguments;
+use crate::cast::Cast;
+use crate::format::{BlockFormat, BlockScale, BlockVec, Decoder as CpuDecoder, Scales, Specials, pack};
+use crate::optim::sealed;
+use crate::optim::{AdEMAMixConfig, AdamConfig, AdamWConfig, LambConfig, LionConfig, Rule, SgdConfig, StepControl, Visit, BlockEncoder, ChunkSums, Clip, StateFormat};
+use crate::random::{Draws, Keys, Role};
 use crate::round::lanes::tests::first_up;
 use crate::round::lanes::{Draws16, NearestEven, Target32};
-use crate::round::{Mode, Overflow, RandomBits, round_scaled};
+use crate::round::{Mode, Overflow, RandomBits, round, round_scaled};
+use crate::{Draw, Format};
 
-/// The program, built once; `None` without a compiler, unless one is required by `CI`.
+/// Whether there is a compiler. None is an error where `CI` or `HALFULP_REQUIRE_KERNELS` is set.
+pub(super) fn has_compiler() -> bool {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    *FOUND.get_or_init(|| match Command::new("g++").arg("--version").output() {
+        Ok(_) => true,
+        Err(error) => {
+            let required = ["CI", "HALFULP_REQUIRE_KERNELS"].into_iter().find(|name| std::env::var_os(name).is_some());
+            assert!(required.is_none(), "g++, which {} asks for: {error}", required.unwrap_or_default());
+            eprintln!("no g++ ({error}): kernels are not compared");
+            false
+        }
+    })
+}
+
+/// The program, built once; `None` without a compiler.
 fn program() -> Option<&'static PathBuf> {
     static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
     PROGRAM
         .get_or_init(|| {
             let out = std::env::temp_dir().join(format!("halfulp-host-{}", std::process::id()));
             let source = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/host.cpp");
+            if !has_compiler() {
+                return None;
+            }
             let built = Command::new("g++")
                 .args(["-O2", "-std=c++17", "-ffp-contract=off", "-Wall", "-Werror", "-Wno-parentheses", "-o"])
                 .arg(&out)
                 .arg(source)
-                .status();
-            match built {
-                Ok(status) => {
-                    assert!(status.success(), "g++ refused {source}");
-                    Some(out)
-                }
-                Err(error) => {
-                    assert!(std::env::var_os("CI").is_none(), "g++: {error}");
-                    eprintln!("no g++ ({error}): nothing compared");
-                    None
-                }
-            }
+                .status()
+                .unwrap();
+            assert!(built.success(), "g++ refused {source}");
+            Some(out)
         })
         .as_ref()
 }
@@ -57,7 +71,7 @@ fn ask(program: &PathBuf, request: &[u32]) -> Vec<u32> {
 /// Bits with every exponent, and specials, from a counter.
 fn words(n: usize) -> Vec<u32> {
     let mut words = vec![0u32; n];
-    crate::random::Draws::fill32(&crate::Draw::seeded(99), 0, &mut words);
+    Draw::seeded(99).fill32(0, &mut words);
     let specials =
         [0, 1 << 31, 1, 0x007F_FFFF, 0x0080_0000, 0x7F7F_FFFF, 0x7F80_0000, 0x7F80_0001, 0x7FFF_FFFF, 0xFFFF_FFFF];
     words[..10].copy_from_slice(&specials);
@@ -178,28 +192,139 @@ fn stored_halves_are_those_of_the_definition() {
     }
 }
 
-/// 2^22 elements of random bits over every exponent, and every quadruple of specials.
-#[test]
-fn the_rule_is_the_rule() {
-    let Some(program) = program() else { return };
-    let config = AdamWConfig { lr: 0.1, weight_decay: 0.1, ..AdamWConfig::default() };
-    let scalars = config.scalars(3).unwrap();
-    // SAFETY: `repr(C)` and ten f32.
-    let scalar_words = unsafe { core::mem::transmute::<crate::optim::Scalars, [u32; 10]>(scalars) };
-    let mut quadruples = words(4 << 22);
-    let specials =
-        [0u32, 1 << 31, 1, 0x0080_0000, 0x3F80_0000, 0xBF80_0000, 0x7F7F_FFFF, 0x7F80_0000, 0xFF80_0000, 0x7FC0_0001];
-    for (i, word) in quadruples.iter_mut().take(4 * 10_000).enumerate() {
-        *word = specials[i / 4 / 10usize.pow(i as u32 % 4) % 10];
+/// Numbers of rules.
+fn rules() -> [(u32, fn(&PathBuf, u32)); 6] {
+    [
+        (0, the_rule::<AdamWConfig>),
+        (1, the_rule::<AdamConfig>),
+        (2, the_rule::<SgdConfig>),
+        (3, the_rule::<LionConfig>),
+        (4, the_rule::<AdEMAMixConfig>),
+        (5, the_rule::<LambConfig>),
+    ]
+}
+
+/// The words of some scalars.
+fn scalar_words<S: Copy>(scalars: S) -> [u32; 14] {
+    let mut words = [0u32; 14];
+    assert!(size_of::<S>() <= size_of_val(&words));
+    // SAFETY: `repr(C)` structs of f32 and u32, no longer than the words.
+    unsafe { core::ptr::from_ref(&scalars).cast::<u8>().copy_to(words.as_mut_ptr().cast(), size_of::<S>()) };
+    words
+}
+
+/// Configurations of a rule in which every hyper-parameter counts, from its defaults.
+fn configs<R: Rule>() -> Vec<R> {
+    struct Set(f64);
+    impl Visit for Set {
+        type Error = core::convert::Infallible;
+        fn number(&mut self, name: &'static str, value: &mut f64) -> Result<(), Self::Error> {
+            *value = match name {
+                "lr" | "weight_decay" => 0.1,
+                "dampening" => *value,
+                _ => *value * self.0,
+            };
+            Ok(())
+        }
+        fn flag(&mut self, name: &'static str, value: &mut bool) -> Result<(), Self::Error> {
+            *value = self.0 < 1.0 && name != "skip_zeros";
+            Ok(())
+        }
+        fn integer(&mut self, _: &'static str, value: &mut u64) -> Result<(), Self::Error> {
+            *value = if self.0 < 1.0 { 1000 } else { 0 };
+            Ok(())
+        }
+        fn option(&mut self, _: &'static str, value: &mut Option<f64>) -> Result<(), Self::Error> {
+            *value = (self.0 < 1.0).then_some(0.3);
+            Ok(())
+        }
     }
-    // A second moment is not negative.
-    quadruples.iter_mut().skip(3).step_by(4).for_each(|v| *v &= 0x7FFF_FFFF);
-    let n = quadruples.len() / 4;
-    let answer = ask(program, &[&[3][..], &scalar_words, &[n as u32], &quadruples].concat());
-    for (input, output) in quadruples.chunks(4).zip(answer.chunks(3)) {
-        let [p, g, m, v] = [0, 1, 2, 3].map(|i| f32::from_bits(input[i]));
-        let expected = scalars.step(p, g, m, v).map(|x| if x.is_nan() { 0x7FC0_0000 } else { x.to_bits() });
-        assert_eq!(output, expected, "{input:#x?}");
+    let of = |factor| {
+        let mut config = R::default();
+        let Ok(()) = config.fields(&mut Set(factor));
+        config.check().unwrap();
+        config
+    };
+    vec![R::default(), of(1.0), of(0.99)]
+}
+
+/// 2^19 elements of random bits over every exponent, and every tuple of specials, under each configuration; scalars at every
+/// kind of age.
+fn the_rule<R: Rule>(program: &PathBuf, number: u32) {
+    let control = StepControl { gradient_scale: 1.0 / 1024.0, clip: 0.7, ..StepControl::default() };
+    for (config, control) in configs::<R>().into_iter().zip([StepControl::default(), control, control]) {
+        let hyper: Vec<u32> = bytemuck::pod_collect_to_vec(&super::optimizer::words(&config).unwrap());
+        let ages: Vec<[u64; 3]> = (0..200u64)
+            .map(|i| [i + 1, i * i + 1, (1 << (i % 60)) + i])
+            .chain([[1, 1, 1], [1, 5, 9], [999, 1000, 1001], [u64::MAX; 3], [7, 7, 1_000_000]])
+            .collect();
+        let given = ages.iter().flat_map(|ages| {
+            let ages = ages.iter().flat_map(|age| [*age as u32, (age >> 32) as u32]);
+            ages.chain([control.gradient_scale.to_bits(), control.clip.to_bits()])
+        });
+        let request: Vec<u32> =
+            [12, number].into_iter().chain(hyper).chain([ages.len() as u32]).chain(given).collect();
+        for (ages, got) in ages.iter().zip(ask(program, &request).chunks(14)) {
+            let expected = scalar_words(config.scalars(*ages, &control));
+            assert_eq!(got, expected, "{config:?} at {ages:?}");
+        }
+
+        let scalars = config.scalars([3, 3, 3], &control);
+        let mut elements = words(5 << 19);
+        let specials = [
+            0u32, 1 << 31, 1, 0x0080_0000, 0x3F80_0000, 0xBF80_0000, 0x7F7F_FFFF, 0x7F80_0000, 0xFF80_0000, 0x7FC0_0001,
+        ];
+        for (i, word) in elements.iter_mut().take(5 * 100_000).enumerate() {
+            *word = specials[i / 5 / 10usize.pow(i as u32 % 5) % 10];
+        }
+        if let Some(second) = R::STATES.iter().position(|kind| kind.role == Role::SecondMoment) {
+            elements.iter_mut().skip(2 + second).step_by(5).for_each(|v| *v &= 0x7FFF_FFFF);
+        }
+        let n = elements.len() / 5;
+        let request = [&[3, number][..], &scalar_words(scalars), &[n as u32], &elements].concat();
+        for (input, output) in elements.chunks(5).zip(ask(program, &request).chunks(4)) {
+            let [p, g, states @ ..] = [0, 1, 2, 3, 4].map(|i| f32::from_bits(input[i]));
+            let (p, states) = R::step(&scalars, p, g, states);
+            let expected = [p, states[0], states[1], states[2]].map(|x| if x.is_nan() { 0x7FC0_0000 } else { x.to_bits() });
+            let mut output: [u32; 4] = output.try_into().unwrap();
+            output[1 + R::STATES.len()..].copy_from_slice(&expected[1 + R::STATES.len()..]);
+            assert_eq!(output, expected, "{config:?} {input:#x?}");
+        }
+    }
+}
+
+#[test]
+fn the_rules_are_the_rules() {
+    let Some(program) = program() else { return };
+    for (number, check) in rules() {
+        check(program, number);
+    }
+}
+
+#[test]
+fn keys_are_those_of_stream_1() {
+    let Some(program) = program() else { return };
+    let random = words(8 << 10);
+    let request = [&[13, 1 << 10][..], &random].concat();
+    for (given, got) in random.chunks(8).zip(ask(program, &request).chunks(5)) {
+        let wide = |i: usize| u64::from(given[i + 1]) << 32 | u64::from(given[i]);
+        assert_eq!(got, Keys::new(wide(0), wide(2), wide(4), given[6], given[7]).words());
+    }
+}
+
+#[test]
+fn the_trust_ratio_is_that_of_lamb() {
+    let Some(program) = program() else { return };
+    let values = [0.0, 1e-300, 0.5, 3.0, 1e300, f64::INFINITY, f64::NAN, 0.1, 7.0, 1e-5];
+    let norms: Vec<[f64; 2]> = values.iter().flat_map(|&p| values.map(|u| [p, u])).collect();
+    for config in configs::<LambConfig>() {
+        let hyper: Vec<u32> = bytemuck::pod_collect_to_vec(&super::optimizer::words(&config).unwrap());
+        let request = [&[14][..], &hyper, &[norms.len() as u32], bytemuck::cast_slice(&norms)].concat();
+        for (&[p, u], got) in norms.iter().zip(ask(program, &request)) {
+            let scalars = sealed::Rule::scalars(&config, [1; 3], &StepControl::default());
+            let scalars = sealed::Rule::with_norms(&config, scalars, p, u);
+            assert_eq!(got, scalars.minus_step.to_bits(), "{p} {u} {config:?}");
+        }
     }
 }
 
@@ -310,4 +435,203 @@ fn blocks_are_those_of_the_step() {
         }
     }
     assert!(near > 18 * 2048 / 4 && nan > 0, "{near} blocks by the short way");
+}
+
+/// Every preset, every element of 4, 6 and 8 bits under every rule, and elements of a user's own at the ends of f32.
+fn block_formats() -> Vec<BlockFormat> {
+    let own = |exponent_bits, fraction_bits, bias| Format::builder(exponent_bits, fraction_bits).bias(bias);
+    let elements = Format::NAMED.map(|(_, format)| format).into_iter().chain([
+        own(5, 2, 130).build().unwrap(),
+        own(5, 2, -60).build().unwrap(),
+        own(3, 0, 3).build().unwrap(),
+        own(2, 5, 0).build().unwrap(),
+        own(7, 0, 63).specials(Specials::NanOnly).build().unwrap(),
+        own(2, 4, 20).unsigned().without_zero().build().unwrap(),
+        own(5, 3, 90).unsigned().without_zero().specials(Specials::Ieee).build().unwrap(),
+    ]);
+    let formats = elements.filter(|element| matches!(element.bits(), 4 | 6 | 8)).flat_map(|element| {
+        [(16, BlockScale::Ceil), (32, BlockScale::Floor), (128, BlockScale::Amax)]
+            .map(|(block, scale)| BlockFormat::new(element, block, scale).unwrap())
+    });
+    formats.chain([BlockFormat::NVFP4]).collect()
+}
+
+/// Values of every kind, another range in each sixteen; `kind` 0 has all exponents, NaN and infinities too.
+fn block_values(kind: usize, n: usize) -> Vec<f32> {
+    let random = words(2 * n);
+    let value = |i: usize| {
+        let (word, other) = (random[i], random[n + i]);
+        // The largest exponent of the sixteen.
+        let top = match kind {
+            0 | 1 => (i / 16 * 7 % 255) as u32,
+            _ => 100 + (i / 16 * 7 % 40) as u32,
+        };
+        let bits = match (i / 16 % 16, other % 16) {
+            (0, _) if kind == 0 => word,
+            (1, _) => word & 0x8000_0000,
+            (_, 0) => word & 0x8000_0000,
+            (_, 1) => word & 0x8000_0000 | top << 23,
+            // On a tie of many formats, or next to it.
+            (_, 2) => word & 0x8040_0001 | top.saturating_sub(other >> 8 & 31) << 23,
+            (_, 3..9) => word & 0x807F_FFFF | top.saturating_sub(other >> 8 & 3) << 23,
+            _ => word & 0x807F_FFFF | top.saturating_sub(other >> 8 & 31) << 23,
+        };
+        f32::from_bits(bits)
+    };
+    (0..n).map(value).collect()
+}
+
+/// Moments in blocks of any format under scales of both kinds, as the kernel for all combinations makes them, at the draws at
+/// which decisions turn.
+#[test]
+fn moments_under_any_scale_are_those_of_the_step() {
+    let Some(program) = program() else { return };
+    let moments = [Format::E4M3, Format::E5M2, Format::E2M1].map(|element| (element, Role::FirstMoment)).into_iter();
+    let seconds = [Format::E4M3, Format::E5M2, Format::UE5M3, Format::UE4M4, Format::UE2M2NZ];
+    let mut nan = 0;
+    for (element, role) in moments.chain(seconds.map(|element| (element, Role::SecondMoment))) {
+        for (scale, block) in [(BlockScale::Ceil, 32), (BlockScale::Amax, 32), (BlockScale::Amax, 256)] {
+            let format = StateFormat::Blocks(BlockFormat::new(element, block, scale).unwrap());
+            let arguments = moment(format, role, 8);
+            // SAFETY: `repr(C)`, thirty words without padding.
+            let arguments = unsafe { core::mem::transmute::<MomentArguments, [u32; 30]>(arguments) };
+            let (encoder, decoder) = (BlockEncoder::new(element, scale, role), CpuDecoder::new(element));
+            let second = role == Role::SecondMoment;
+            let x: Vec<f32> = (0..2).flat_map(|kind| block_values(kind, 1 << 13)).collect();
+            let x: Vec<f32> = x.into_iter().map(|x| if second { x.abs() } else { x }).collect();
+            for stochastic in [false, true] {
+                let code = |scale: f32, x: f32, draw: u16| {
+                    let mut code = [0u8];
+                    match stochastic {
+                        _ if scale.is_nan() => {}
+                        true => encoder.codes::<Draws16, _>(scale, &[x], &[draw], &mut code),
+                        false => encoder.codes::<NearestEven, _>(scale, &[x], &[()], &mut code),
+                    }
+                    code[0]
+                };
+                let mut request = [11].into_iter().chain(arguments).collect::<Vec<_>>();
+                request.extend([stochastic.into(), block as u32, x.len() as u32]);
+                let mut expected = vec![];
+                for x in x.chunks(block) {
+                    let new = encoder.scale(x);
+                    nan += u32::from(new.is_nan());
+                    expected.push(if scale == BlockScale::Amax { new.to_bits() } else { new.to_bits() >> 23 & 0xFF });
+                    for (i, &x) in x.iter().enumerate() {
+                        let turn = first_up(|draw| code(new, x, (draw >> 16) as u16).into()) >> 16;
+                        let draw = turn.wrapping_sub(i as u32 & 1) as u16;
+                        let code = code(new, x, draw);
+                        let value = decoder.value(code) * new;
+                        request.extend([x.to_bits(), draw.into()]);
+                        expected.extend([code.into(), if value.is_nan() { 0x7FC0_0000 } else { value.to_bits() }]);
+                    }
+                }
+                let answer = ask(program, &request);
+                let at = answer.iter().zip(&expected).position(|(a, b)| a != b);
+                assert!(at.is_none() && answer.len() == expected.len(), "{format} {stochastic}: word {at:?}");
+            }
+        }
+    }
+    assert!(nan > 0);
+}
+
+fn encoder_words(encoder: Encoder) -> [u32; 18] {
+    // SAFETY: `repr(C)`, eighteen words without padding.
+    unsafe { core::mem::transmute::<Encoder, [u32; 18]>(encoder) }
+}
+
+/// The scale of block `b` as stored.
+fn stored(scales: &Scales, b: usize) -> u32 {
+    match scales {
+        Scales::E8M0(codes) | Scales::Nvfp4 { blocks: codes, .. } => codes[b].into(),
+        Scales::F32(scales) => scales[b].to_bits(),
+    }
+}
+
+/// Casts into blocks: scales and codes, with the draws of the stream, and with those at which decisions turn.
+#[test]
+fn casts_into_blocks_are_those_of_the_cpu() {
+    let Some(program) = program() else { return };
+    let (mut nan, mut ups) = (0, 0);
+    for format in block_formats() {
+        let (element, block, width) = (format.element(), format.block(), format.element().bits());
+        for (kind, overflow) in [(0, Overflow::Saturate), (1, Overflow::Ieee), (2, Overflow::Saturate)] {
+            let x = block_values(kind, 1 << 13);
+            let draw = Draw::seeded(5).step(2);
+            let encoder = Encoder::new(format, overflow).unwrap();
+            let by = |cast: Cast<Draw>| cast.overflow(overflow).to_blocks(&x, format).unwrap();
+            let (nearest, stochastic) = (by(Cast::nearest()), by(Cast::stochastic(draw)));
+            let global = if let Scales::Nvfp4 { global, .. } = nearest.scales() { *global } else { 1.0 };
+            let ask_for = |decision: u32, draws: &dyn Fn(usize) -> u32| {
+                let request = [8, decision, width].into_iter().chain(encoder_words(encoder));
+                let request = request.chain([global.to_bits(), block as u32, x.len() as u32]);
+                let pairs = x.iter().enumerate().flat_map(|(i, x)| [x.to_bits(), draws(i)]);
+                ask(program, &request.chain(pairs).collect::<Vec<_>>())
+            };
+            let compare = |answer: &[u32], code: &dyn Fn(usize) -> u16, scales: &Scales| {
+                let mut answer = answer.iter().copied();
+                for b in 0..format.blocks(x.len()) {
+                    assert_eq!(answer.next(), Some(stored(scales, b)), "{format:?} {kind} block {b}");
+                    for first in (b * block..(b + 1) * block).step_by(8) {
+                        let [low, high] = [answer.next().unwrap(), answer.next().unwrap()].map(u64::from);
+                        for (i, x) in x.iter().enumerate().skip(first).take(8) {
+                            let got = (high << 32 | low) >> (width as usize * (i - first)) & ((1 << width) - 1);
+                            assert_eq!(got, u64::from(code(i)), "{format:?} {overflow:?} {i}: {x:e}");
+                        }
+                    }
+                }
+            };
+            compare(&ask_for(0, &|_| 0), &|i| nearest.code(i), nearest.scales());
+            compare(&ask_for(32, &|i| draw.draw32(i as u64)), &|i| stochastic.code(i), stochastic.scales());
+            nan += nearest.nan_blocks();
+            ups += (0..x.len()).filter(|&i| nearest.code(i) != stochastic.code(i)).count();
+
+            let code = |i: usize, draw: u32| {
+                let scale = nearest.scales().get(i / block);
+                let quotient = f64::from(x[i]) / if scale == 0.0 { 1.0 } else { scale };
+                let mode = Mode::Stochastic(RandomBits::of32(draw));
+                if scale.is_nan() { 0 } else { round(quotient, element, mode, overflow) }
+            };
+            let turns: Vec<u32> =
+                (0..x.len()).map(|i| first_up(|draw| code(i, draw).into()).wrapping_sub(i as u32 >> 3 & 1)).collect();
+            compare(&ask_for(32, &|i| turns[i]), &|i| code(i, turns[i]), nearest.scales());
+        }
+    }
+    assert!(nan > 0 && ups > 0, "{nan} {ups}");
+    let amax: Vec<u32> = words(1 << 12).into_iter().map(|word| (word & 0x7FFF_FFFF).min(0x7F7F_FFFF)).collect();
+    let answer = ask(program, &[&[10, amax.len() as u32][..], &amax].concat());
+    let globals = amax.iter().map(|&amax| BlockFormat::nvfp4_global(f32::from_bits(amax).into()).to_bits());
+    assert!(globals.eq(answer));
+}
+
+/// Every code under scales of every kind, those too that no cast makes.
+#[test]
+fn values_of_blocks_are_those_of_the_cpu() {
+    let Some(program) = program() else { return };
+    for format in block_formats() {
+        let (element, block) = (format.element(), format.block());
+        let random = words(1 << 8);
+        let codes: Vec<u8> = (0..random.len() * block).map(|i| (i % element.code_count() as usize) as u8).collect();
+        let mut bytes = vec![0; element.bytes(codes.len())];
+        match element.bits() {
+            8 => bytes.copy_from_slice(&codes),
+            width => pack(width as usize, &codes, &mut bytes),
+        }
+        let global = 0.3f32;
+        let scales = match format.scale() {
+            BlockScale::Ceil | BlockScale::Floor => Scales::E8M0((0..=u8::MAX).collect()),
+            BlockScale::Amax => Scales::F32(random.iter().map(|&bits| f32::from_bits(bits)).collect()),
+            BlockScale::Nvfp4 => Scales::Nvfp4 { blocks: (0..=u8::MAX).collect(), global },
+        };
+        let blocks = BlockVec::from_parts(format, codes.len(), bytes, scales).unwrap();
+        let decoder = Decoder::new(element).unwrap();
+        // SAFETY: `repr(C)` and eight words.
+        let decoder = unsafe { core::mem::transmute::<Decoder, [u32; 8]>(decoder) };
+        let request =
+            [9].into_iter().chain(decoder).chain([rule(format.scale()), global.to_bits(), codes.len() as u32]);
+        let pairs = codes.iter().enumerate().flat_map(|(i, &code)| [code.into(), stored(blocks.scales(), i / block)]);
+        let answer = ask(program, &request.chain(pairs).collect::<Vec<_>>());
+        for (i, (got, expected)) in answer.iter().zip(blocks.decode()).enumerate() {
+            assert_eq!(*got, expected.to_bits(), "{format:?} {:#x} {:e}", codes[i], blocks.scales().get(i / block));
+        }
+    }
 }

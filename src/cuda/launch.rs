@@ -9,8 +9,9 @@ use std::sync::Mutex;
 use cudarc::driver::{CudaFunction, DeviceRepr, LaunchConfig, PushKernelArg, sys};
 use cudarc::nvrtc::Ptx;
 
+use super::blocks::{Decoder, Encoder};
 use super::{CudaError, Gpu};
-use crate::optim::{ClipRule, Scalars};
+use crate::optim::ClipRule;
 use crate::random::Keys;
 use crate::round::lanes::Target32;
 
@@ -52,6 +53,26 @@ impl ElementType {
     }
 }
 
+/// What the PTX says of a kernel: bytes of its arguments, and threads that a block has at most.
+#[cfg(test)]
+pub(super) fn declared(module: &str, kernel: &str) -> Option<(usize, u32)> {
+    let ptx = MODULES.iter().find(|known| known.name == module)?.ptx;
+    let entry = ptx.split(".visible .entry ").find(|entry| entry.starts_with(&format!("{kernel}(")))?;
+    let number = |before: &str| {
+        let (_, rest) = entry.split_once(before)?;
+        rest[..rest.find(|c: char| !c.is_ascii_digit())?].parse().ok()
+    };
+    Some((number(&format!("{kernel}_param_0["))?, number(".maxntid ")? as u32))
+}
+
+/// The kernels for every device, by name.
+#[cfg(test)]
+pub(super) fn kernels() -> impl Iterator<Item = &'static str> {
+    let portable = MODULES.iter().filter(|known| !known.name.starts_with("hardware_"));
+    let entries = portable.flat_map(|known| known.ptx.lines().filter_map(|line| line.strip_prefix(".visible .entry ")));
+    entries.map(|entry| entry.trim_end_matches('('))
+}
+
 /// A module of kernels.
 struct Module {
     name: &'static str,
@@ -61,16 +82,26 @@ struct Module {
 }
 
 /// The kernels' PTX.
-const MODULES: [Module; 12] = [
+const MODULES: [Module; 22] = [
     portable("cast_f32", include_str!("../../kernels/ptx/cast_f32.ptx")),
     portable("cast_bf16", include_str!("../../kernels/ptx/cast_bf16.ptx")),
     portable("cast_fp16", include_str!("../../kernels/ptx/cast_fp16.ptx")),
-    portable("adamw_f32", include_str!("../../kernels/ptx/adamw_f32.ptx")),
-    portable("adamw_bf16", include_str!("../../kernels/ptx/adamw_bf16.ptx")),
-    portable("adamw_fp16", include_str!("../../kernels/ptx/adamw_fp16.ptx")),
-    portable("blocks_any", include_str!("../../kernels/ptx/blocks_any.ptx")),
+    portable("step_adamw_f32", include_str!("../../kernels/ptx/step_adamw_f32.ptx")),
+    portable("step_adamw_bf16", include_str!("../../kernels/ptx/step_adamw_bf16.ptx")),
+    portable("step_adamw_fp16", include_str!("../../kernels/ptx/step_adamw_fp16.ptx")),
+    portable("step_adam", include_str!("../../kernels/ptx/step_adam.ptx")),
+    portable("step_sgd", include_str!("../../kernels/ptx/step_sgd.ptx")),
+    portable("step_lion", include_str!("../../kernels/ptx/step_lion.ptx")),
+    portable("step_ademamix", include_str!("../../kernels/ptx/step_ademamix.ptx")),
+    portable("step_lamb", include_str!("../../kernels/ptx/step_lamb.ptx")),
+    portable("any", include_str!("../../kernels/ptx/any.ptx")),
+    portable("prepare", include_str!("../../kernels/ptx/prepare.ptx")),
     portable("blocks_f32", include_str!("../../kernels/ptx/blocks_f32.ptx")),
     portable("blocks_bf16", include_str!("../../kernels/ptx/blocks_bf16.ptx")),
+    portable("encode_f32", include_str!("../../kernels/ptx/encode_f32.ptx")),
+    portable("encode_bf16", include_str!("../../kernels/ptx/encode_bf16.ptx")),
+    portable("encode_fp16", include_str!("../../kernels/ptx/encode_fp16.ptx")),
+    portable("decode", include_str!("../../kernels/ptx/decode.ptx")),
     portable("norm", include_str!("../../kernels/ptx/norm.ptx")),
     hardware("hardware_100a", include_str!("../../kernels/ptx/hardware_100a.ptx")),
     hardware("hardware_103a", include_str!("../../kernels/ptx/hardware_103a.ptx")),
@@ -176,58 +207,6 @@ pub(super) struct CastArguments {
     pub(super) target: Target32<false>,
 }
 
-/// How a moment is stored, for the kernels of blocks.cu.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(super) struct MomentArguments {
-    /// 0: f32, 1: BF16, 2: blocks. The rest is for blocks alone.
-    pub(super) kind: u32,
-    pub(super) fraction_bits: u32,
-    pub(super) bias: i32,
-    /// The smallest code of what is above zero.
-    pub(super) floor: u32,
-    pub(super) target: Target32<false>,
-}
-
-/// Arguments of the kernels of blocks.cu.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(super) struct BlockArguments {
-    pub(super) p: u64,
-    pub(super) g: u64,
-    pub(super) m: u64,
-    pub(super) v: u64,
-    pub(super) m_scales: u64,
-    pub(super) v_scales: u64,
-    pub(super) n: u64,
-    pub(super) group: u32,
-    pub(super) log_block: u32,
-    pub(super) vector: u32,
-    pub(super) p_type: u32,
-    pub(super) g_type: u32,
-    pub(super) p_draws: u32,
-    pub(super) m_draws: u32,
-    pub(super) keys: [[u32; 5]; 3],
-    pub(super) scalars: Scalars,
-    pub(super) moments: [MomentArguments; 2],
-}
-
-/// Arguments of the kernels of adamw.cu.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(super) struct StepArguments {
-    pub(super) p: u64,
-    pub(super) g: u64,
-    pub(super) m: u64,
-    pub(super) v: u64,
-    pub(super) n: u64,
-    pub(super) group: u32,
-    pub(super) skip: u32,
-    pub(super) vector: u32,
-    pub(super) keys: [[u32; 5]; 3],
-    pub(super) scalars: Scalars,
-}
-
 /// Arguments of `norm_chunks` of norm.cu.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -247,6 +226,55 @@ pub(super) struct CombineArguments {
     pub(super) clip: ClipRule,
 }
 
+/// Arguments of the casts of encode.cu.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct EncodeArguments {
+    pub(super) x: u64,
+    pub(super) codes: u64,
+    pub(super) scales: u64,
+    pub(super) global: u64,
+    pub(super) n: u64,
+    pub(super) group: u32,
+    pub(super) skip: u32,
+    pub(super) vector: u32,
+    pub(super) log_block: u32,
+    pub(super) keys: [u32; 5],
+    pub(super) encoder: Encoder,
+}
+
+/// Arguments of the largest magnitude of encode.cu.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct LargestArguments {
+    pub(super) x: u64,
+    pub(super) largest: u64,
+    pub(super) n: u64,
+    pub(super) vector: u32,
+}
+
+/// Arguments of the scale of the whole of encode.cu.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct GlobalArguments {
+    pub(super) global: u64,
+}
+
+/// Arguments of the kernels of decode.cu.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct DecodeArguments {
+    pub(super) codes: u64,
+    pub(super) scales: u64,
+    pub(super) global: u64,
+    pub(super) y: u64,
+    pub(super) n: u64,
+    pub(super) vector: u32,
+    pub(super) log_block: u32,
+    pub(super) rule: u32,
+    pub(super) decoder: Decoder,
+}
+
 /// Arguments of the kernels of hardware.cu.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -262,14 +290,18 @@ pub(super) struct HardwareArguments {
 
 // SAFETY: `repr(C)`, integers and floats alone, in the layout of the struct of the same fields in cast.cu.
 unsafe impl DeviceRepr for CastArguments {}
-// SAFETY: as above, in adamw.cu.
-unsafe impl DeviceRepr for StepArguments {}
-// SAFETY: as above, in blocks.cu.
-unsafe impl DeviceRepr for BlockArguments {}
 // SAFETY: as above, in norm.cu.
 unsafe impl DeviceRepr for ChunksArguments {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for CombineArguments {}
+// SAFETY: as above, in encode.cu.
+unsafe impl DeviceRepr for EncodeArguments {}
+// SAFETY: as above; four bytes behind the last field are not read.
+unsafe impl DeviceRepr for LargestArguments {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for GlobalArguments {}
+// SAFETY: as above, in decode.cu.
+unsafe impl DeviceRepr for DecodeArguments {}
 // SAFETY: as above, in hardware.cu.
 unsafe impl DeviceRepr for HardwareArguments {}
 
@@ -292,12 +324,47 @@ impl Shape {
     }
 }
 
+/// A kernel and how often it runs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Launch<'a> {
+    pub(super) module: &'static str,
+    pub(super) kernel: &'a str,
+    pub(super) blocks: u32,
+    /// Of a block.
+    pub(super) threads: u32,
+}
+
+/// Where kernels run: on a GPU, or in tests on the host.
+pub(super) trait Device {
+    /// # Safety
+    /// The kernel takes `arguments`, whose memory is as it expects, and is made for this grid.
+    unsafe fn enqueue<A: DeviceRepr>(&self, launch: Launch<'_>, arguments: &A) -> Result<(), CudaError>;
+}
+
+impl Device for Gpu {
+    unsafe fn enqueue<A: DeviceRepr>(&self, launch: Launch<'_>, arguments: &A) -> Result<(), CudaError> {
+        #[cfg(test)]
+        if let Some(emulation) = self.emulation() {
+            // SAFETY: promised by the caller.
+            return unsafe { emulation.enqueue(launch, arguments) };
+        }
+        let Launch { module, kernel, blocks, threads } = launch;
+        let function = self.modules().function(self, module, kernel)?;
+        let config = LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 };
+        let mut builder = self.stream().launch_builder(&function);
+        builder.arg(arguments);
+        // SAFETY: promised by the caller.
+        unsafe { builder.launch(config) }?;
+        Ok(())
+    }
+}
+
 /// Launches a kernel over `n` elements.
 ///
 /// # Safety
 /// The kernel takes `arguments`, whose memory is as it expects and covers `n` elements, and is made for this shape.
 pub(super) unsafe fn launch<A: DeviceRepr>(
-    gpu: &Gpu,
+    device: &impl Device,
     module: &'static str,
     kernel: &str,
     n: u64,
@@ -305,14 +372,9 @@ pub(super) unsafe fn launch<A: DeviceRepr>(
     arguments: &A,
 ) -> Result<(), CudaError> {
     let blocks = n.div_ceil(u64::from(threads * each));
-    let grid = u32::try_from(blocks).map_err(|_| CudaError::Length { argument: "n", expected: 1 << 40, got: n })?;
-    let function = gpu.modules().function(gpu, module, kernel)?;
-    let config = LaunchConfig { grid_dim: (grid, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 };
-    let mut builder = gpu.stream().launch_builder(&function);
-    builder.arg(arguments);
+    let blocks = u32::try_from(blocks).map_err(|_| CudaError::Length { argument: "n", expected: 1 << 40, got: n })?;
     // SAFETY: promised by the caller; the grid covers the elements and kernels bound themselves by `n`.
-    unsafe { builder.launch(config) }?;
-    Ok(())
+    unsafe { device.enqueue(Launch { module, kernel, blocks, threads }, arguments) }
 }
 
 /// A piece of a tensor whose groups share a high half.
@@ -406,9 +468,9 @@ mod tests {
 
     #[test]
     fn layouts_are_those_of_the_kernels() {
-        assert_eq!((size_of::<CastArguments>(), size_of::<StepArguments>()), (112, 152));
-        assert_eq!((size_of::<BlockArguments>(), size_of::<HardwareArguments>()), (320, 56));
-        for (module, bytes) in [("cast_", 112), ("adamw_", 152), ("blocks_", 320), ("hardware_", 56)] {
+        use crate::cuda::plan::AnyArguments;
+        assert_eq!((size_of::<CastArguments>(), size_of::<AnyArguments>(), size_of::<HardwareArguments>()), (112, 424, 56));
+        for (module, bytes) in [("cast_", 112), ("blocks_", 424), ("hardware_", 56)] {
             for Module { name, ptx: source, .. } in MODULES.iter().filter(|known| known.name.starts_with(module)) {
                 let entries = source.matches(".visible .entry ").count();
                 let parameters = source.matches(&format!("_param_0[{bytes}]")).count();
@@ -418,6 +480,25 @@ mod tests {
                 );
                 assert!(!source.contains("_param_1"), "{name}");
             }
+        }
+    }
+
+    #[test]
+    fn layouts_of_casts_into_blocks() {
+        assert_eq!((size_of::<EncodeArguments>(), size_of::<DecodeArguments>()), (152, 88));
+        assert_eq!((size_of::<LargestArguments>(), size_of::<GlobalArguments>()), (32, 8));
+        let encode = MODULES.iter().filter(|known| known.name.starts_with("encode_"));
+        let decode = MODULES.iter().filter(|known| known.name == "decode");
+        for (Module { name, ptx: source, .. }, sizes) in encode
+            .map(|known| (known, vec![(152, 6), (32, 1), (8, 1)]))
+            .chain(decode.map(|known| (known, vec![(88, 3)])))
+        {
+            let entries: usize = sizes.iter().map(|(_, count)| count).sum();
+            assert_eq!(source.matches(".visible .entry ").count(), entries, "{name}");
+            for (bytes, count) in sizes {
+                assert_eq!(source.matches(&format!("_param_0[{bytes}]")).count(), count, "{name}: {bytes}");
+            }
+            assert!(!source.contains("_param_1"), "{name}");
         }
     }
 

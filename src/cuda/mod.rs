@@ -20,21 +20,45 @@
 //! Calls enqueue work on one stream and return; only [`Gpu::download`] and [`Gpu::synchronize`] wait. Memory that belongs to
 //! somebody else, and somebody else's stream, come in through the `unsafe` entry points, as structs of raw addresses.
 
-mod adamw;
+mod blocks;
 mod cast;
+#[cfg(test)]
+mod emulated;
 mod error;
 mod gpu;
 mod hardware;
 #[cfg(test)]
 mod host_tests;
+#[cfg(test)]
+mod kernel_tests;
 mod launch;
 mod norm;
+mod optimizer;
+#[cfg(test)]
+mod optimizer_tests;
+mod plan;
 #[cfg(feature = "nvrtc")]
 pub mod nvrtc;
 
-pub use adamw::{AdamW, DeviceParameter, StepMemory};
+pub use blocks::{BlocksMemory, DeviceBlocks};
 pub use cast::{CastMemory, DevicePacked, Source};
 pub use error::CudaError;
 pub use gpu::{DeviceVec, Gpu};
 pub use launch::{ElementType, SOURCES};
 pub use norm::{DeviceGradients, DeviceNorm, GradientMemory, NormResult};
+pub use optimizer::{DeviceParameter, DeviceParameters, Optimizer, StepMemory, StepPlan, StepProgress};
+
+use crate::optim::{AdEMAMixConfig, AdamConfig, AdamWConfig, LambConfig, LionConfig, SgdConfig};
+
+/// [`optim::AdamW`](crate::optim::AdamW) on a GPU.
+pub type AdamW = Optimizer<AdamWConfig>;
+/// [`optim::Adam`](crate::optim::Adam) on a GPU.
+pub type Adam = Optimizer<AdamConfig>;
+/// [`optim::Sgd`](crate::optim::Sgd) on a GPU.
+pub type Sgd = Optimizer<SgdConfig>;
+/// [`optim::Lion`](crate::optim::Lion) on a GPU.
+pub type Lion = Optimizer<LionConfig>;
+/// [`optim::AdEMAMix`](crate::optim::AdEMAMix) on a GPU.
+pub type AdEMAMix = Optimizer<AdEMAMixConfig>;
+/// [`optim::Lamb`](crate::optim::Lamb) on a GPU.
+pub type Lamb = Optimizer<LambConfig>;

@@ -4,9 +4,9 @@ use alloc::vec::Vec;
 use core::marker::PhantomData;
 
 use super::cast::Source;
-use super::launch::{ChunksArguments, CombineArguments, Shape, THREADS, aligned, launch};
+use super::launch::{ChunksArguments, CombineArguments, Device, Shape, THREADS, aligned, launch};
 use super::{CudaError, DeviceVec, ElementType, Gpu};
-use crate::optim::{ChunkSums, Clip, GradientNorm, NormError, Shard};
+use crate::optim::{ChunkSums, Clip, ClipRule, GradientNorm, NormError, Shard};
 
 /// Somebody else's gradients of one tensor, or of a shard of it: address and type. The shard says how many there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +70,7 @@ pub struct NormResult {
 /// A chunk for the kernel: `Chunk` of norm.cu.
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-struct Chunk {
+pub(super) struct Chunk {
     at: u64,
     n: u32,
     of: u32,
@@ -103,7 +103,7 @@ impl DeviceNorm {
     /// [`CudaError::OutOfMemory`].
     pub fn new(gpu: &Gpu) -> Result<Self, CudaError> {
         let (chunks, result) = (gpu.zeroed(0)?, gpu.zeroed(1)?);
-        let levels = levels(gpu, 0)?;
+        let levels = lengths(0).into_iter().map(|n| gpu.zeroed(n)).collect::<Result<_, _>>()?;
         Ok(Self { gpu: gpu.clone(), list: Vec::new(), sorted: Vec::new(), chunks, levels, result })
     }
 
@@ -149,28 +149,10 @@ impl DeviceNorm {
         if self.list != gradients {
             self.rebuild(gradients)?;
         }
-        let count = self.chunks.len() as u64;
-        let arguments = ChunksArguments { chunks: self.chunks.address(), sums: self.levels[0].address() };
-        if count > 0 {
-            // SAFETY: one block a chunk of the table; the gradients are promised by the caller.
-            unsafe { launch(&self.gpu, "norm", "norm_chunks", count * u64::from(THREADS), Shape::of(1), &arguments) }?;
-        }
-        let mut n = count;
-        for (level, pair) in self.levels.windows(2).enumerate() {
-            let last = level + 2 == self.levels.len();
-            let runs = pair[1].len() as u64;
-            let arguments = CombineArguments {
-                sums: pair[0].address(),
-                n,
-                out: pair[1].address(),
-                norm: if last { self.result.address() } else { 0 },
-                clip: clip.rule(gradient_scale),
-            };
-            // SAFETY: one block a run; each level has room for what its runs give.
-            unsafe { launch(&self.gpu, "norm", "norm_combine", runs * u64::from(THREADS), Shape::of(1), &arguments) }?;
-            n = runs;
-        }
-        Ok(())
+        let levels: Vec<_> = self.levels.iter().map(|level| (level.address(), level.len() as u64)).collect();
+        let (chunks, result) = (self.chunks.address(), self.result.address());
+        // SAFETY: one block a chunk of the table, whose gradients are promised by the caller; levels are of these lengths.
+        unsafe { launch_all(&self.gpu, chunks, &levels, result, clip.rule(gradient_scale)) }
     }
 
     /// Makes the table of a list of gradients.
@@ -186,7 +168,7 @@ impl DeviceNorm {
             check_pair(pair[0].id, pair[0].shard, pair[1].shard)?;
         }
         let chunks: Vec<Chunk> = sorted.iter().flat_map(chunks).collect();
-        let levels = levels(&self.gpu, chunks.len())?;
+        let levels = lengths(chunks.len()).into_iter().map(|n| self.gpu.zeroed(n)).collect::<Result<_, _>>()?;
         let chunks = self.gpu.upload(&chunks)?;
         (self.list, self.sorted, self.chunks, self.levels) = (gradients.to_vec(), sorted, chunks, levels);
         Ok(())
@@ -196,6 +178,11 @@ impl DeviceNorm {
     #[must_use]
     pub fn address(&self) -> u64 {
         self.result.address()
+    }
+
+    /// Refuses another device than this one's.
+    pub(super) fn own(&self, gpu: &Gpu) -> Result<(), CudaError> {
+        gpu.own(&self.result, "norm")
     }
 
     /// The result of the last call. Waits for it.
@@ -230,21 +217,51 @@ impl DeviceNorm {
     }
 }
 
-/// Room for the sums of so many chunks, of their runs, and so on: one run at least.
-fn levels(gpu: &Gpu, chunks: usize) -> Result<Vec<DeviceVec<f64>>, CudaError> {
-    let mut levels = alloc::vec![gpu.zeroed(chunks)?];
+/// Launches the kernels of a norm: sums of the chunks in a table, then of runs of sums, from level to level, each an address and
+/// a number of sums.
+///
+/// # Safety
+/// The table has as many chunks as the first level has sums, and their memory is as they say; the lengths are those that
+/// [`lengths`] gives; a [`NormResult`] has room at `result`.
+pub(super) unsafe fn launch_all(
+    device: &impl Device,
+    chunks: u64,
+    levels: &[(u64, u64)],
+    result: u64,
+    clip: ClipRule,
+) -> Result<(), CudaError> {
+    let threads = u64::from(THREADS);
+    let (sums, count) = levels[0];
+    if count > 0 {
+        let arguments = ChunksArguments { chunks, sums };
+        // SAFETY: one block a chunk of the table, promised by the caller.
+        unsafe { launch(device, "norm", "norm_chunks", count * threads, Shape::of(1), &arguments) }?;
+    }
+    for (level, pair) in levels.windows(2).enumerate() {
+        let ((sums, n), (out, runs)) = (pair[0], pair[1]);
+        let norm = if level + 2 == levels.len() { result } else { 0 };
+        let arguments = CombineArguments { sums, n, out, norm, clip };
+        // SAFETY: one block a run; each level has room for what its runs give.
+        unsafe { launch(device, "norm", "norm_combine", runs * threads, Shape::of(1), &arguments) }?;
+    }
+    Ok(())
+}
+
+/// The number of sums of so many chunks, of their runs, and so on: one run at least.
+pub(super) fn lengths(chunks: usize) -> Vec<usize> {
+    let mut lengths = alloc::vec![chunks];
     let mut n = chunks;
     loop {
         n = n.div_ceil(CHUNK as usize).max(1);
-        levels.push(gpu.zeroed(n)?);
+        lengths.push(n);
         if n == 1 {
-            return Ok(levels);
+            return lengths;
         }
     }
 }
 
 /// The chunks of one shard.
-fn chunks(memory: &GradientMemory) -> impl Iterator<Item = Chunk> {
+pub(super) fn chunks(memory: &GradientMemory) -> impl Iterator<Item = Chunk> {
     let GradientMemory { shard, grads, grads_type, .. } = *memory;
     (0..shard.len()).step_by(CHUNK as usize).map(move |first| Chunk {
         at: grads + first * grads_type.bytes(),

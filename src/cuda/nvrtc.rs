@@ -19,33 +19,51 @@ use libloading::Library;
 use super::CudaError;
 
 /// Names of the modules.
-pub const MODULES: [&str; 10] = [
+pub const MODULES: [&str; 20] = [
     "cast_f32",
     "cast_bf16",
     "cast_fp16",
-    "adamw_f32",
-    "adamw_bf16",
-    "adamw_fp16",
-    "blocks_any",
+    "step_adamw_f32",
+    "step_adamw_bf16",
+    "step_adamw_fp16",
+    "step_adam",
+    "step_sgd",
+    "step_lion",
+    "step_ademamix",
+    "step_lamb",
+    "any",
+    "prepare",
     "blocks_f32",
     "blocks_bf16",
+    "encode_f32",
+    "encode_bf16",
+    "encode_fp16",
+    "decode",
     "norm",
 ];
 
 /// The kernels' sources: files that are compiled, and those that they include.
-const SOURCES: [(&str, &CStr); 4] = [
+const SOURCES: [(&str, &CStr); 8] = [
     ("cast", source(concat!(include_str!("../../kernels/cast.cu"), "\0"))),
-    ("adamw", source(concat!(include_str!("../../kernels/adamw.cu"), "\0"))),
+    ("step", source(concat!(include_str!("../../kernels/step.cu"), "\0"))),
+    ("any", source(concat!(include_str!("../../kernels/any.cu"), "\0"))),
+    ("prepare", source(concat!(include_str!("../../kernels/prepare.cu"), "\0"))),
     ("blocks", source(concat!(include_str!("../../kernels/blocks.cu"), "\0"))),
+    ("encode", source(concat!(include_str!("../../kernels/encode.cu"), "\0"))),
+    ("decode", source(concat!(include_str!("../../kernels/decode.cu"), "\0"))),
     ("norm", source(concat!(include_str!("../../kernels/norm.cu"), "\0"))),
 ];
-const HEADERS: [(&CStr, &CStr); 7] = [
+const HEADERS: [(&CStr, &CStr); 11] = [
     (c"common.cuh", source(concat!(include_str!("../../kernels/common.cuh"), "\0"))),
     (c"random.cuh", source(concat!(include_str!("../../kernels/random.cuh"), "\0"))),
     (c"round.cuh", source(concat!(include_str!("../../kernels/round.cuh"), "\0"))),
     (c"memory.cuh", source(concat!(include_str!("../../kernels/memory.cuh"), "\0"))),
-    (c"adamw.cuh", source(concat!(include_str!("../../kernels/adamw.cuh"), "\0"))),
+    (c"rules.cuh", source(concat!(include_str!("../../kernels/rules.cuh"), "\0"))),
+    (c"many.cuh", source(concat!(include_str!("../../kernels/many.cuh"), "\0"))),
+    (c"any.cuh", source(concat!(include_str!("../../kernels/any.cuh"), "\0"))),
+    (c"sums.cuh", source(concat!(include_str!("../../kernels/sums.cuh"), "\0"))),
     (c"blocks.cuh", source(concat!(include_str!("../../kernels/blocks.cuh"), "\0"))),
+    (c"scaled.cuh", source(concat!(include_str!("../../kernels/scaled.cuh"), "\0"))),
     (c"norm.cuh", source(concat!(include_str!("../../kernels/norm.cuh"), "\0"))),
 ];
 

@@ -44,7 +44,7 @@ impl StepControl {
         }
     }
 
-    pub(super) fn check(&self) -> Result<(), OptimError> {
+    pub(crate) fn check(&self) -> Result<(), OptimError> {
         let within = |argument, expected, got: f32, ok: bool| {
             if ok { Ok(()) } else { Err(OptimError::Config { argument, expected, got: got.into() }) }
         };

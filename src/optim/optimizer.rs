@@ -57,21 +57,21 @@ impl<'a, P: Real, G: Real> Parameter<'a, P, G> {
 
 /// State of one tensor.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct TensorState {
+pub(crate) struct TensorState {
     /// `None` if it is known by number.
-    pub(super) name: Option<String>,
+    pub(crate) name: Option<String>,
     /// One for each state of the rule.
-    pub(super) states: Vec<Moment>,
+    pub(crate) states: Vec<Moment>,
     /// Steps since each state was zero; 0 for states that there are not.
-    pub(super) ages: [u64; MOST],
+    pub(crate) ages: [u64; MOST],
     /// The low halves of parameters, if the group keeps them.
-    pub(super) rest: Option<Vec<u16>>,
+    pub(crate) rest: Option<Vec<u16>>,
     /// Number of elements.
-    pub(super) n: usize,
+    pub(crate) n: usize,
     /// Index of the first element in its tensor.
-    pub(super) first: u64,
+    pub(crate) first: u64,
     /// The parameter group that it was last stepped in.
-    pub(super) group: usize,
+    pub(crate) group: usize,
 }
 
 impl TensorState {
@@ -131,7 +131,7 @@ impl<R: Rule> ParameterGroup<R> {
         Self { remainder: true, ..self }
     }
 
-    fn check(&self, rounding: Rounding) -> Result<(), OptimError> {
+    pub(crate) fn check(&self, rounding: Rounding) -> Result<(), OptimError> {
         self.config.check()?;
         check_states::<R>(&self.states)?;
         let formats = self.states.formats();
@@ -151,17 +151,17 @@ impl<R: Rule> ParameterGroup<R> {
 #[derive(Clone, Debug)]
 pub struct Optimizer<R: Rule> {
     /// At least one.
-    pub(super) groups: Vec<ParameterGroup<R>>,
-    pub(super) rounding: Rounding,
-    pub(super) parameters: Rounding,
-    pub(super) isa: Isa,
-    pub(super) step: u64,
+    pub(crate) groups: Vec<ParameterGroup<R>>,
+    pub(crate) rounding: Rounding,
+    pub(crate) parameters: Rounding,
+    pub(crate) isa: Isa,
+    pub(crate) step: u64,
     /// Counters used so far under [`Rounding::SrStates`].
-    pub(super) offset: u64,
-    pub(super) tensors: BTreeMap<u64, TensorState>,
-    pub(super) meter: bool,
+    pub(crate) offset: u64,
+    pub(crate) tensors: BTreeMap<u64, TensorState>,
+    pub(crate) meter: bool,
     /// What the meter counted in the last step.
-    pub(super) metered: BTreeMap<u64, [Counts; MOST]>,
+    pub(crate) metered: BTreeMap<u64, [Counts; MOST]>,
 }
 
 impl<R: Rule> Optimizer<R> {
@@ -421,26 +421,11 @@ impl<R: Rule> Optimizer<R> {
             grads: grads.len(),
             state: self.tensors.get(&tensor.id).map(|state| (state.first, state.n)),
         }))?;
-        tensors.iter().try_for_each(|parameter| self.check_group::<P>(parameter.group, &parameter.tensor))
-    }
-
-    fn check_group<P: Real>(&self, group: usize, tensor: &Tensor<'_>) -> Result<(), OptimError> {
-        let Some(settings) = self.groups.get(group) else {
-            return Err(OptimError::Group { tensor: tensor.text(), expected: self.groups.len(), got: group });
-        };
-        if settings.remainder && TypeId::of::<P>() != TypeId::of::<bf16>() {
-            let reason = "what is kept beside a parameter is what BF16 does not hold: parameters are BF16 then";
-            return Err(OptimError::Unsupported { argument: "remainder", reason });
-        }
-        let describe = |states: &R::States, remainder| {
-            if remainder { alloc::format!("{states}, and a remainder") } else { states.to_string() }
-        };
-        let got = describe(&settings.states, settings.remainder);
-        let expected = match self.tensors.get(&tensor.id) {
-            Some(state) => describe(&state.formats::<R>(), state.rest.is_some()),
-            None => return Ok(()),
-        };
-        if expected == got { Ok(()) } else { Err(OptimError::GroupStates { tensor: tensor.text(), expected, got }) }
+        let of_bf16 = TypeId::of::<P>() == TypeId::of::<bf16>();
+        tensors.iter().try_for_each(|Parameter { tensor, group, .. }| {
+            let stored = self.tensors.get(&tensor.id).map(|state| (state.formats::<R>(), state.rest.is_some()));
+            check_group(&self.groups, *group, tensor, of_bf16, stored)
+        })
     }
 
     /// The scalars of a tensor's next step.
@@ -568,6 +553,36 @@ impl<R: Rule> Optimizer<R> {
             self.metered.insert(id, counts);
         }
         report
+    }
+}
+
+/// Refuses a group that there is not, one with remainders of parameters that are not BF16, and one that stores states otherwise
+/// than the tensor does, which `stored` describes.
+pub(crate) fn check_group<R: Rule>(
+    groups: &[ParameterGroup<R>],
+    group: usize,
+    tensor: &Tensor<'_>,
+    of_bf16: bool,
+    stored: Option<(R::States, bool)>,
+) -> Result<(), OptimError> {
+    let Some(settings) = groups.get(group) else {
+        return Err(OptimError::Group { tensor: tensor.text(), expected: groups.len(), got: group });
+    };
+    if settings.remainder && !of_bf16 {
+        let reason = "what is kept beside a parameter is what BF16 does not hold: parameters are BF16 then";
+        return Err(OptimError::Unsupported { argument: "remainder", reason });
+    }
+    let describe = |states: R::States, remainder| {
+        if remainder { alloc::format!("{states}, and a remainder") } else { states.to_string() }
+    };
+    let got = (settings.states, settings.remainder);
+    match stored {
+        Some(stored) if describe(stored.0, stored.1) != describe(got.0, got.1) => Err(OptimError::GroupStates {
+            tensor: tensor.text(),
+            expected: describe(stored.0, stored.1),
+            got: describe(got.0, got.1),
+        }),
+        _ => Ok(()),
     }
 }
 

@@ -354,5 +354,11 @@ mod schedule {
             }
             Ok(&self.log[before..])
         }
+
+        /// Takes down a reset that was made elsewhere.
+        #[cfg(feature = "cuda")]
+        pub(crate) fn record(&mut self, event: ResetEvent) {
+            self.log.push(event);
+        }
     }
 }

@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use super::engine::Counts;
-use super::hyper::{MOST, Rule};
-use super::{Moment, Optimizer, Rounding, StateFormat, Stepped};
+use super::hyper::{MOST, Rule, StateKind};
+use super::{Optimizer, Rounding, StateFormat, Stepped};
 use crate::format::Format;
 use crate::random::Role;
 use crate::stall::{StallCounts, average_probability_since_reset};
@@ -28,9 +28,29 @@ pub struct StateStalls {
     /// What was counted.
     pub counts: StallCounts,
     /// For a second moment of few bits, the share that
-    /// [`average_probability_since_reset`](crate::stall::average_probability_since_reset) predicts at this age, of Gaussian
-    /// gradients; `None` for others, and for decays of 0.
+    /// [`average_probability_since_reset`](crate::stall::average_probability_since_reset) predicts for the step from the age before, of
+    /// Gaussian gradients; `None` for others, and for decays of 0.
     pub predicted: Option<f64>,
+}
+
+impl StateStalls {
+    pub(crate) fn new<R: Rule>(
+        tensor: u64,
+        name: Option<String>,
+        kind: StateKind,
+        format: StateFormat,
+        age: u64,
+        counts: Counts,
+        (config, rounding): (&R, Rounding),
+    ) -> Self {
+        let predicted = || {
+            let rounded = rounded(format).filter(|_| kind.role == Role::SecondMoment)?;
+            let probability = average_probability_since_reset(rounded, config.second_decay()?, age.checked_sub(1)?).ok()?;
+            Some(if rounding == Rounding::Nearest { probability.nearest } else { probability.stochastic })
+        };
+        let (state, counts, predicted) = (kind.name, counts.public(), predicted());
+        Self { tensor, name, state, format, age, counts, predicted }
+    }
 }
 
 impl fmt::Display for StateStalls {
@@ -45,7 +65,7 @@ impl fmt::Display for StateStalls {
 }
 
 impl Counts {
-    fn public(self) -> StallCounts {
+    pub(crate) fn public(self) -> StallCounts {
         let Self { counted, stalled, nan, untouched, moved_to_same } = self;
         StallCounts { stalled, moved: counted - stalled, nan, untouched, same_code: stalled + moved_to_same }
     }
@@ -89,24 +109,11 @@ impl<R: Rule> Optimizer<R> {
         for (&tensor, counts) in &self.metered {
             let Some(state) = self.tensors.get(&tensor) else { continue };
             for (s, (kind, stored)) in R::STATES.iter().zip(&state.states).enumerate() {
-                report.push(StateStalls {
-                    tensor,
-                    name: state.name.clone(),
-                    state: kind.name,
-                    format: stored.format(),
-                    age: state.ages[s],
-                    counts: counts[s].public(),
-                    predicted: self.predicted(state.group, kind.role, stored, state.ages[s]),
-                });
+                let rounding = (&self.groups[state.group].config, self.rounding);
+                let (age, name) = (state.ages[s], state.name.clone());
+                report.push(StateStalls::new(tensor, name, *kind, stored.format(), age, counts[s], rounding));
             }
         }
         report
-    }
-
-    fn predicted(&self, group: usize, role: Role, stored: &Moment, age: u64) -> Option<f64> {
-        let format = rounded(stored.format()).filter(|_| role == Role::SecondMoment)?;
-        let beta2 = self.groups[group].config.second_decay()?;
-        let probability = average_probability_since_reset(format, beta2, age).ok()?;
-        Some(if self.rounding == Rounding::Nearest { probability.nearest } else { probability.stochastic })
     }
 }

@@ -35,6 +35,12 @@ impl<'a> Tensor<'a> {
         Self { part: Some((first, whole)), ..self }
     }
 
+    /// Index of the first element and number of elements of the whole, of a part.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn of(&self) -> Option<(u64, u64)> {
+        self.part
+    }
+
     /// Index of the first element.
     pub(crate) fn first(&self) -> u64 {
         self.part.map_or(0, |(first, _)| first)

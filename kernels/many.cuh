@@ -1,0 +1,182 @@
+// Many tensors in one launch: what stays while the set of tensors does (Item), what every step makes anew on the device (Record),
+// and what a caller changes between steps (Clock and hyper-parameters).
+//
+// A launch covers the tiles of all its items, a few to a block, which finds the item of its first one. Nothing here is read by the host
+// within a step, so that a captured graph replays with new randomness, ages and learning rates.
+#pragma once
+#include "memory.cuh"
+#include "random.cuh"
+#include "rules.cuh"
+
+#define MOST_STATES 3
+#define HYPER 12
+// Flags of an item: memory is aligned to what a thread takes; it is the first, or the only one, of its tensor.
+#define VECTOR 1
+#define LEADS 2
+#define ALONE 4
+
+// A run of a tensor whose groups share a high half.
+struct Item {
+    u64 n;
+    void *p;
+    const void *g;
+    u16 *rest; // low halves of parameters, or null
+    void *states[MOST_STATES];
+    void *scales[MOST_STATES];
+    u64 id;
+    u32 group; // low half of the group that element 0 starts
+    u32 high;  // high half of its groups
+    u32 flags; // as below
+    u32 slot;  // of its tensor: in ages and counts
+    u32 tiles; // of its step
+    u32 hyper; // its parameter group
+    u32 chunk; // under NORMS, chunks of the plan before it
+    u32 tile, norm_tile; // tiles of the launch before it, of its step and of its norms
+    u32 unused;
+}; // 128 bytes: a line of the cache
+
+// Of one item, for one step: two lines of the cache.
+struct Record {
+    u32 keys[1 + MOST_STATES][8]; // of parameters and states, five words each
+    u32 scalars[16];
+    u32 stands; // whether the step is left out
+    u32 skip_zeros;
+    u32 unused[14];
+};
+
+// Of an optimizer.
+struct Clock {
+    u64 step;    // executed
+    u64 skipped; // left out
+    u64 seed_parameters, seed_states;
+    float gradient_scale, clip;
+    u32 found_inf;
+    u32 unused;
+};
+
+// What a meter counts in one tensor, in one step: the sum of COPIES, so that not all blocks add to one place. `counted` is what is
+// left of all.
+#define COPIES 8
+struct Counts {
+    u64 untouched;
+    u64 stalled[MOST_STATES], nan[MOST_STATES], moved_to_same[MOST_STATES];
+};
+
+static_assert(sizeof(Item) == 128 && sizeof(Record) == 256 && sizeof(Clock) == 48 && sizeof(Counts) == 80, "src/cuda/plan.rs");
+
+// What steps are launched with.
+struct Launch {
+    const u32 *first; // tiles before each item
+    const Item *items;
+    const Record *records;
+    Counts *counts; // COPIES a slot
+    u32 count;      // of items
+    u32 p_draws, s_draws; // whether parameters and states are rounded stochastically, for kernels that take any
+    u32 ahead; // tiles, or chunks of norms, by which memory is brought into the cache ahead of its use; 0: not at all
+};
+
+// Copies words of a record that lies in shared memory to registers, four at a time, whenever it is asked: the compiler would keep
+// them in registers for good, and be short of those.
+#ifdef __CUDACC__
+template <int N> FN void from_shared(u32 (&w)[N], const u32 *at) {
+    const u32 address = (u32)__cvta_generic_to_shared(at);
+    UNROLL for (int i = 0; i < N; i += 4)
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(w[i]), "=r"(w[i + 1]), "=r"(w[i + 2]), "=r"(w[i + 3]) : "r"(address + 4 * i));
+}
+#else
+template <int N> FN void from_shared(u32 (&w)[N], const u32 *at) {
+    for (int i = 0; i < N; i++) w[i] = at[i];
+}
+#endif
+
+// What a block has of its item in shared memory.
+struct Taken {
+    Record record;
+    Item item;
+    u32 number; // of the item
+};
+
+// Pointers and words of the item, likewise.
+#ifdef __CUDACC__
+FN u64 double_word_in(const u64 &at) {
+    u64 word;
+    asm volatile("ld.shared.u64 %0, [%1];" : "=l"(word) : "r"((u32)__cvta_generic_to_shared(&at)));
+    return word;
+}
+template <class T> FN T *pointer_in(T *const &at) { return (T *)double_word_in((const u64 &)at); }
+FN u32 word_in(const u32 &at) {
+    u32 word;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"((u32)__cvta_generic_to_shared(&at)));
+    return word;
+}
+#else
+FN u64 double_word_in(const u64 &at) { return at; }
+template <class T> FN T *pointer_in(T *const &at) { return at; }
+FN u32 word_in(const u32 &at) { return at; }
+#endif
+
+template <class R> FN typename R::Scalars scalars_of(const Record &r) {
+    typedef typename R::Scalars Scalars;
+    const int words = sizeof(Scalars) / 4;
+    static_assert(words <= 16, "scalars outgrow a record");
+    union {
+        u32 w[(words + 3) / 4 * 4];
+        Scalars scalars;
+    } s;
+    from_shared(s.w, r.scalars);
+    return s.scalars;
+}
+
+// Keys of parameters (0) and of states from 1 on.
+FN Keys keys_of(const Record &r, int role) {
+    u32 w[8];
+    from_shared(w, r.keys[role]);
+    Keys keys = {{w[0], w[1], w[2], w[3], w[4]}};
+    return keys;
+}
+
+// The last item with no more than `tile` tiles before it: a warp asks 32 at once.
+FN u32 item_of(const u32 *first, u32 count, u32 tile) {
+    u32 low = 0;
+    while (count > 1) {
+        const u32 stride = (count + 31) / 32, at = (threadIdx.x % 32) * stride;
+        const u32 hits = __popc(__ballot_sync(0xFFFFFFFFu, at < count && first[low + at] <= tile));
+        const u32 past = (hits - 1) * stride;
+        low += past;
+        count = stride < count - past ? stride : count - past;
+    }
+    return low;
+}
+
+// The item of a tile, which one warp looks for and tells the others; every thread of the block comes here. Now and then it sees to
+// it that the items ahead are in the cache by when they are come to: a step streams through the cache many times over, and all blocks
+// of an item would wait for memory at once.
+FN u32 item_ahead(const Launch &a, u32 tile, Taken &taken) {
+    if (a.count == 1) return 0;
+    if (threadIdx.x < 32) {
+        const u32 item = item_of(a.first, a.count, tile);
+        if (threadIdx.x == 0) taken.number = item;
+        if (tile % 16 == 0) {
+            const u32 next = item + 1 + threadIdx.x / 4, line = threadIdx.x % 4;
+            if (next < a.count && line < 3) prefetch(line == 0 ? (const char *)&a.items[next] : (const char *)&a.records[next] + (line - 1) * 128);
+        }
+    }
+    __syncthreads();
+    return taken.number;
+}
+
+// The item of a tile that lies ahead, where it is the same item or the next one.
+FN const Item *item_of_ahead(const Launch &a, u32 item, u32 tile) {
+    const Item *of = &a.items[item];
+    if (tile - of->tile >= of->tiles && item + 1 < a.count) of++;
+    return tile - of->tile < of->tiles ? of : 0;
+}
+
+// Takes an item and its record to shared memory, as far as they are used; every thread of the block, of 128, comes here.
+FN void take(Taken &to, const Launch &a, u32 item) {
+    const u32 i = threadIdx.x;
+    if (i < 56) ((u32 *)&to.record)[i] = ((const u32 *)&a.records[item])[i];
+    if (i >= 64 && i < 64 + 32) ((u32 *)&to.item)[i - 64] = ((const u32 *)&a.items[item])[i - 64];
+    __syncthreads();
+}

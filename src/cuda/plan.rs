@@ -1,0 +1,590 @@
+//! What a step over many tensors launches: kernels by types and formats, and the tables that they go by.
+
+use alloc::format;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+
+use bytemuck::{Pod, Zeroable};
+use cudarc::driver::DeviceRepr;
+
+use super::blocks::Wide;
+use super::launch::{Piece, pieces};
+use super::{CudaError, ElementType};
+use crate::format::{BlockFormat, BlockScale, Format};
+use crate::optim::{MOST, Rounding, StateFormat, StateKind};
+use crate::random::Role;
+use crate::round::Overflow;
+use crate::round::lanes::Target32;
+
+/// Hyper-parameters of a parameter group: `HYPER` of many.cuh.
+pub(super) const HYPER: usize = 12;
+
+/// Flags of an item.
+const VECTOR: u32 = 1;
+const LEADS: u32 = 2;
+const ALONE: u32 = 4;
+
+/// `Item` of many.cuh.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Item {
+    n: u64,
+    p: u64,
+    g: u64,
+    rest: u64,
+    states: [u64; MOST],
+    scales: [u64; MOST],
+    id: u64,
+    group: u32,
+    high: u32,
+    /// As in many.cuh.
+    flags: u32,
+    slot: u32,
+    tiles: u32,
+    hyper: u32,
+    chunk: u32,
+    tile: u32,
+    norm_tile: u32,
+    unused: u32,
+}
+
+/// `Record` of many.cuh.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Record([u32; 64]);
+
+/// `Clock` of many.cuh.
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Clock {
+    pub(super) step: u64,
+    pub(super) skipped: u64,
+    pub(super) seed_parameters: u64,
+    pub(super) seed_states: u64,
+    pub(super) gradient_scale: f32,
+    pub(super) clip: f32,
+    pub(super) found_inf: u32,
+    pub(super) unused: u32,
+}
+
+/// Copies of counts: `COPIES` of many.cuh.
+pub(super) const COPIES: usize = 8;
+
+/// `Counts` of many.cuh.
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct DeviceCounts {
+    pub(super) untouched: u64,
+    pub(super) stalled: [u64; MOST],
+    pub(super) nan: [u64; MOST],
+    pub(super) moved_to_same: [u64; MOST],
+}
+
+/// `Launch` of many.cuh.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct ManyArguments {
+    pub(super) first: u64,
+    pub(super) items: u64,
+    pub(super) records: u64,
+    pub(super) counts: u64,
+    pub(super) count: u32,
+    pub(super) p_draws: u32,
+    pub(super) s_draws: u32,
+    pub(super) ahead: u32,
+}
+
+/// `AnyLaunch` of any.cuh.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct AnyArguments {
+    pub(super) launch: ManyArguments,
+    pub(super) p_type: u32,
+    pub(super) g_type: u32,
+    pub(super) log_run: u32,
+    pub(super) unused: u32,
+    pub(super) states: [MomentArguments; MOST],
+}
+
+/// How a state is stored: `Moment` of blocks.cuh.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct MomentArguments {
+    /// 0: f32, 1: BF16, 2: blocks under powers of two, 3: blocks under f32 scales. The rest is for blocks alone.
+    pub(super) kind: u32,
+    pub(super) fraction_bits: u32,
+    pub(super) bias: i32,
+    /// The smallest code of what is above zero.
+    pub(super) floor: u32,
+    pub(super) log_block: u32,
+    pub(super) target: Target32<false>,
+    /// The largest value of an element.
+    pub(super) max: f64,
+    pub(super) wide: Wide,
+}
+
+/// `Norms` of step.cu.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct NormsArguments {
+    pub(super) launch: ManyArguments,
+    pub(super) sums: u64,
+    pub(super) chunks: u64,
+}
+
+/// `AnyNorms` of any.cu.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct AnyNormsArguments {
+    pub(super) launch: AnyArguments,
+    pub(super) sums: u64,
+    pub(super) chunks: u64,
+}
+
+/// `Trust` of prepare.cu.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct TrustArguments {
+    pub(super) items: u64,
+    pub(super) records: u64,
+    pub(super) hyper: u64,
+    pub(super) sums: u64,
+    pub(super) chunks: u64,
+}
+
+/// `Prepare` of prepare.cu.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct PrepareArguments {
+    pub(super) items: u64,
+    pub(super) records: u64,
+    pub(super) ages: u64,
+    pub(super) hyper: u64,
+    pub(super) clock: u64,
+    pub(super) norm: u64,
+    pub(super) counts: u64,
+    pub(super) count: u32,
+    pub(super) skips: u32,
+}
+
+/// `SetControl` of prepare.cu.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct ControlArguments {
+    pub(super) clock: u64,
+    pub(super) gradient_scale: f32,
+    pub(super) clip: f32,
+    pub(super) found_inf: u32,
+    pub(super) unused: u32,
+}
+
+/// `SetHyper` of prepare.cu.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct HyperArguments {
+    pub(super) hyper: u64,
+    pub(super) values: [f64; HYPER],
+}
+
+// SAFETY: `repr(C)`, integers and floats alone, in the layout of the struct that each names.
+unsafe impl DeviceRepr for ManyArguments {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for AnyArguments {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for NormsArguments {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for AnyNormsArguments {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for TrustArguments {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for PrepareArguments {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for ControlArguments {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for HyperArguments {}
+
+/// One tensor of a step, all of it on the device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Resident {
+    pub(super) id: u64,
+    /// Index of the first element.
+    pub(super) first: u64,
+    pub(super) n: u64,
+    pub(super) p: u64,
+    pub(super) p_type: ElementType,
+    pub(super) g: u64,
+    pub(super) g_type: ElementType,
+    /// 0 without.
+    pub(super) rest: u64,
+    /// Addresses of the states, codes and then scales.
+    pub(super) states: [u64; MOST],
+    pub(super) formats: [StateFormat; MOST],
+    /// Where its ages and counts are.
+    pub(super) slot: u32,
+    pub(super) hyper: u32,
+    pub(super) skip_zeros: bool,
+}
+
+/// What decides on a kernel, beside types and formats.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Options {
+    /// Name of the rule.
+    pub(super) rule: &'static str,
+    pub(super) kinds: &'static [StateKind],
+    pub(super) parameters: Rounding,
+    pub(super) states: Rounding,
+    pub(super) meter: bool,
+    /// Whether the rule goes by norms of whole tensors.
+    pub(super) norms: bool,
+}
+
+/// Which arguments a kernel takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Takes {
+    /// `Launch`: types, formats and rounding are in its name.
+    Many,
+    /// `AnyLaunch`.
+    Any,
+}
+
+/// A kernel of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Kernel {
+    pub(super) module: &'static str,
+    pub(super) name: String,
+    pub(super) takes: Takes,
+    /// Elements of a block of threads.
+    pub(super) tile: u64,
+    /// The kernel that takes the norms of the same memory, and its module.
+    pub(super) norms: Option<(&'static str, String)>,
+    /// What memory is aligned to where a kernel takes whole words, in elements of unscaled arrays; 0: in 16 bytes.
+    align: u64,
+    log_run: u32,
+}
+
+/// Elements of first and second moments that kernels of AdamW have built in.
+const BUILT_IN: [&str; 4] = ["e4m3_ue4m4", "e4m3_e4m3", "e5m2_ue5m3", "e2m1_ue2m2nz"];
+
+/// Threads of a block.
+const THREADS: u64 = 128;
+
+/// The name of what is rounded, for a kernel's name.
+fn rounded(name: &str, rounding: Rounding) -> String {
+    match rounding {
+        Rounding::Stochastic { .. } => format!("{name}s"),
+        _ => format!("{name}n"),
+    }
+}
+
+/// Tiles by which steps bring memory into the cache ahead of its use, to a multiprocessor: some half of those that are at work at
+/// once. On an H200 fewer are late, and many more are gone again by when they are used.
+const AHEAD: u32 = 9;
+
+impl PlannedLaunch {
+    /// Tiles ahead of a step, and chunks ahead of its norms. Kernels whose time is not that of memory do not look ahead.
+    pub(super) fn ahead(&self, multiprocessors: u32) -> [u32; 2] {
+        let tiles = if self.kernel.takes == Takes::Many { AHEAD * multiprocessors / 2 } else { 0 };
+        [tiles, (u64::from(tiles) * self.kernel.tile / CHUNK) as u32]
+    }
+}
+
+impl Kernel {
+    /// log2 of the elements that a warp takes at a time, by those that take any format.
+    pub(super) fn log_run(&self) -> u32 {
+        self.log_run
+    }
+}
+
+impl Options {
+    /// The kernel for a tensor.
+    pub(super) fn kernel(&self, tensor: &Resident) -> Kernel {
+        self.unscaled(tensor).or_else(|| self.built_in(tensor)).unwrap_or_else(|| self.any())
+    }
+
+    fn formats<'a>(&self, tensor: &'a Resident) -> &'a [StateFormat] {
+        &tensor.formats[..self.kinds.len()]
+    }
+
+    /// A kernel of step.cu: all states f32, or all BF16.
+    fn unscaled(&self, tensor: &Resident) -> Option<Kernel> {
+        let formats = self.formats(tensor);
+        if tensor.rest != 0 || tensor.skip_zeros || formats.iter().any(|format| *format != formats[0]) {
+            return None;
+        }
+        let pair = (tensor.p_type, tensor.g_type);
+        let module = match (self.rule, tensor.p_type) {
+            ("adamw", ElementType::F32) => "step_adamw_f32",
+            ("adamw", ElementType::Bf16) => "step_adamw_bf16",
+            ("adamw", ElementType::Fp16) => "step_adamw_fp16",
+            _ if !matches!(pair, (ElementType::F32, ElementType::F32) | (ElementType::Bf16, ElementType::Bf16)) => {
+                return None;
+            }
+            ("adam", _) => "step_adam",
+            ("sgd", _) => "step_sgd",
+            ("lion", _) => "step_lion",
+            ("ademamix", _) => "step_ademamix",
+            ("lamb", _) => "step_lamb",
+            _ => return None,
+        };
+        let (stored, of_states) = match formats[0] {
+            StateFormat::F32 => ("f32".to_string(), "f32"),
+            StateFormat::Bf16 => (rounded("bf16", self.states), "bf16"),
+            StateFormat::Blocks(_) => return None,
+        };
+        if self.meter && stored != "bf16s" {
+            return None;
+        }
+        let parameters = match tensor.p_type {
+            ElementType::F32 => "f32".to_string(),
+            other => rounded(other.name(), self.parameters),
+        };
+        let [p, g] = [tensor.p_type, tensor.g_type].map(ElementType::name);
+        let meter = if self.meter { "_meter" } else { "" };
+        Some(Kernel {
+            module,
+            name: format!("{}_{parameters}_{g}_{stored}{meter}", self.rule),
+            takes: Takes::Many,
+            tile: THREADS * if tensor.p_type == ElementType::F32 { 4 } else { 8 },
+            norms: self.norms.then(|| (module, format!("norms_{}_{p}_{g}_{of_states}", self.rule))),
+            align: 4,
+            log_run: 0,
+        })
+    }
+
+    /// A kernel of blocks.cu.
+    fn built_in(&self, tensor: &Resident) -> Option<Kernel> {
+        let [StateFormat::Blocks(m), StateFormat::Blocks(v)] = *self.formats(tensor) else { return None };
+        let plain = m.block() == v.block() && [m, v].iter().all(|format| format.scale() == BlockScale::Ceil);
+        if self.rule != "adamw" || self.meter || tensor.rest != 0 || tensor.skip_zeros || !plain {
+            return None;
+        }
+        let pair = [m, v].map(|format| format.element().to_string().to_lowercase()).join("_");
+        let (module, types, each) = match (tensor.p_type, tensor.g_type) {
+            (ElementType::F32, ElementType::F32) => ("blocks_f32", "f32_f32".to_string(), 8),
+            (ElementType::Bf16, ElementType::Bf16) => {
+                ("blocks_bf16", format!("{}_bf16", rounded("bf16", self.parameters)), 16)
+            }
+            _ => return None,
+        };
+        BUILT_IN.contains(&&*pair).then(|| Kernel {
+            module,
+            name: rounded(&format!("blocks_{types}_{pair}_"), self.states),
+            takes: Takes::Any,
+            tile: THREADS * each,
+            norms: None,
+            align: 0,
+            log_run: m.block().ilog2(),
+        })
+    }
+
+    /// The kernel of any.cu.
+    fn any(&self) -> Kernel {
+        Kernel {
+            module: "any",
+            name: format!("any_{}", self.rule),
+            takes: Takes::Any,
+            // A run of 256 elements to each of four warps.
+            tile: 4 * 256,
+            norms: self.norms.then(|| ("any", format!("norms_{}_any", self.rule))),
+            align: 4,
+            log_run: 8,
+        }
+    }
+}
+
+/// A launch over items whose kernel is the same.
+#[derive(Clone, Debug)]
+pub(super) struct PlannedLaunch {
+    pub(super) kernel: Kernel,
+    /// Its items, among those of the plan.
+    pub(super) items: core::ops::Range<usize>,
+    /// Where its tiles before each item are in `first`, and behind them its chunks before each item, if there are norms.
+    pub(super) first: usize,
+    pub(super) tiles: u32,
+    pub(super) chunks: u32,
+    /// Chunks of the plan before those of this launch.
+    pub(super) chunk: u32,
+    /// As the first tensor has them, and all others.
+    pub(super) p_type: ElementType,
+    pub(super) g_type: ElementType,
+    pub(super) states: [MomentArguments; MOST],
+}
+
+/// The launches of a list of tensors, and their tables.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Tables {
+    pub(super) items: Vec<Item>,
+    pub(super) first: Vec<u32>,
+    pub(super) launches: Vec<PlannedLaunch>,
+    pub(super) chunks: u32,
+}
+
+/// Tensors whose launch is one.
+struct Alike<'a> {
+    kernel: Kernel,
+    tensors: Vec<&'a Resident>,
+}
+
+impl Tables {
+    pub(super) fn new(options: &Options, tensors: &[Resident]) -> Result<Self, CudaError> {
+        let mut alike: Vec<Alike<'_>> = Vec::new();
+        for tensor in tensors {
+            let kernel = options.kernel(tensor);
+            let same = |other: &Alike<'_>| {
+                let first = other.tensors[0];
+                other.kernel == kernel
+                    && (kernel.takes == Takes::Many
+                        || (first.p_type, first.g_type) == (tensor.p_type, tensor.g_type)
+                            && options.formats(first) == options.formats(tensor))
+            };
+            match alike.iter_mut().find(|other| same(other)) {
+                Some(other) => other.tensors.push(tensor),
+                None => alike.push(Alike { kernel, tensors: alloc::vec![tensor] }),
+            }
+        }
+        let mut tables = Self::default();
+        for alike in alike {
+            tables.add(options, alike)?;
+        }
+        Ok(tables)
+    }
+
+    fn add(&mut self, options: &Options, Alike { kernel, tensors }: Alike<'_>) -> Result<(), CudaError> {
+        let begin = self.items.len();
+        let (mut tiles, mut chunks) = (Vec::new(), Vec::new());
+        let [mut tile, mut chunk] = [0u64; 2];
+        for tensor in &tensors {
+            for (p, piece) in non_empty(tensor).enumerate() {
+                if p > 0 && options.norms {
+                    let reason = "norms of a tensor of more than 2^34 elements";
+                    return Err(CudaError::Unsupported { argument: "params", reason });
+                }
+                let mut item = item(options, &kernel, tensor, &piece);
+                let alone = piece.len == tensor.n;
+                item.flags |= if alone { ALONE } else { LEADS * u32::from(p == 0) };
+                item.tiles = piece.len.div_ceil(kernel.tile) as u32;
+                (item.tile, item.norm_tile, item.chunk) = (tile as u32, chunk as u32, self.chunks + chunk as u32);
+                tiles.push(item.tile);
+                chunks.push(item.norm_tile);
+                self.items.push(item);
+                tile += piece.len.div_ceil(kernel.tile);
+                chunk += if options.norms { piece.len.div_ceil(CHUNK) } else { 0 };
+                // As many blocks as a grid has.
+                const MOST_TILES: u64 = i32::MAX as u64;
+                if tile > MOST_TILES || u64::from(self.chunks) + chunk > MOST_TILES {
+                    let (expected, got) = (MOST_TILES * kernel.tile, tile * kernel.tile);
+                    return Err(CudaError::Length { argument: "params", expected, got });
+                }
+            }
+        }
+        let first = self.first.len();
+        self.first.extend(tiles);
+        if options.norms {
+            self.first.extend(chunks);
+        }
+        let like = tensors[0];
+        self.launches.push(PlannedLaunch {
+            items: begin..self.items.len(),
+            first,
+            tiles: tile as u32,
+            chunks: chunk as u32,
+            chunk: self.chunks,
+            p_type: like.p_type,
+            g_type: like.g_type,
+            states: core::array::from_fn(|s| match options.kinds.get(s) {
+                Some(kind) => moment(like.formats[s], kind.role, kernel.log_run),
+                None => moment(StateFormat::F32, Role::FirstMoment, 0),
+            }),
+            kernel,
+        });
+        self.chunks += chunk as u32;
+        Ok(())
+    }
+}
+
+/// Elements of a chunk of a norm.
+const CHUNK: u64 = crate::optim::Shard::CUT;
+
+/// The pieces of a tensor, or one of nothing, so that its age goes on.
+fn non_empty(tensor: &Resident) -> impl Iterator<Item = Piece> {
+    let none = (tensor.n == 0).then_some(Piece { start: 0, len: 0, high: 0, group: 0, skip: 0 });
+    none.into_iter().chain(pieces(tensor.first, tensor.n, 2))
+}
+
+fn item(options: &Options, kernel: &Kernel, tensor: &Resident, piece: &Piece) -> Item {
+    let [p, g] = [(tensor.p, tensor.p_type), (tensor.g, tensor.g_type)].map(|(at, of)| at + piece.start * of.bytes());
+    let mut item = Item {
+        n: piece.len,
+        p,
+        g,
+        rest: if tensor.rest == 0 { 0 } else { tensor.rest + 2 * piece.start },
+        id: tensor.id,
+        group: piece.group,
+        high: piece.high,
+        slot: tensor.slot,
+        hyper: tensor.hyper,
+        ..Item::zeroed()
+    };
+    let mut aligned = true;
+    for ((s, &format), &at) in options.formats(tensor).iter().enumerate().zip(&tensor.states) {
+        match format {
+            StateFormat::F32 | StateFormat::Bf16 => {
+                let size = if format == StateFormat::F32 { 4 } else { 2 };
+                item.states[s] = at + piece.start * size;
+                aligned &= item.states[s].is_multiple_of(size * kernel.align.max(1));
+            }
+            StateFormat::Blocks(format) => {
+                item.states[s] = at + piece.start * u64::from(format.element().bits()) / 8;
+                let size = if format.scale() == BlockScale::Amax { 4 } else { 1 };
+                let scales = at + scales_at(format, tensor.n as usize) as u64;
+                item.scales[s] = scales + piece.start / format.block() as u64 * size;
+            }
+        }
+    }
+    let whole_words = |at: u64, of: ElementType| match kernel.align {
+        0 => at.is_multiple_of(16),
+        elements => at.is_multiple_of(elements * of.bytes()),
+    };
+    if aligned && whole_words(p, tensor.p_type) && whole_words(g, tensor.g_type) {
+        item.flags |= VECTOR;
+    }
+    item
+}
+
+/// Bytes of a state's memory before its scales: those of the codes, up to where an f32 is aligned if scales are f32.
+pub(super) fn scales_at(format: BlockFormat, n: usize) -> usize {
+    let codes = format.element().bytes(n);
+    if format.scale() == BlockScale::Amax { codes.next_multiple_of(4) } else { codes }
+}
+
+/// How a state is stored; without blocks, `log_block` is that of the run.
+pub(super) fn moment(format: StateFormat, role: Role, log_block: u32) -> MomentArguments {
+    let (kind, element, log_block) = match format {
+        StateFormat::F32 => (0, Format::BF16, log_block),
+        StateFormat::Bf16 => (1, Format::BF16, log_block),
+        StateFormat::Blocks(format) => {
+            let kind = if format.scale() == BlockScale::Amax { 3 } else { 2 };
+            (kind, format.element(), format.block().ilog2())
+        }
+    };
+    MomentArguments {
+        kind,
+        fraction_bits: element.fraction_bits(),
+        bias: element.bias(),
+        floor: (role == Role::SecondMoment && element.has_zero()).into(),
+        log_block,
+        target: Target32::new(element, 0, Overflow::Saturate).expect("a normal number of these formats is one of f32"),
+        max: element.max(),
+        wide: Wide::new(element, Overflow::Saturate),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layouts() {
+        assert_eq!((size_of::<Item>(), size_of::<Record>(), size_of::<Clock>(), size_of::<DeviceCounts>()), (128, 256, 48, 80));
+    }
+}
