@@ -64,7 +64,19 @@ pub(crate) struct Batches<'a> {
 
 impl<'a> Batches<'a> {
     pub(crate) fn new(images: &'a Images, seed: u64) -> Self {
-        Self { images, seed, epoch: 0, left: Vec::new(), served: 0 }
+        Self::after(images, seed, 0, 0)
+    }
+
+    /// Goes on after so many batches of this size.
+    pub(crate) fn after(images: &'a Images, seed: u64, served: u64, size: usize) -> Self {
+        let n = images.digits.len() as u64;
+        let seen = served * size as u64;
+        let mut batches = Self { images, seed, epoch: seen / n, left: Vec::new(), served };
+        if !seen.is_multiple_of(n) {
+            batches.shuffle();
+            batches.left.truncate((n - seen % n) as usize);
+        }
+        batches
     }
 
     pub(crate) fn next(&mut self, size: usize) -> Images {

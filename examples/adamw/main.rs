@@ -34,25 +34,28 @@
 //! run with f32 moments rounds them to nearest.
 
 mod data;
+mod digest;
 mod math;
 mod meter;
 mod model;
+mod progress;
 mod stepper;
 
 use std::error::Error;
 use std::fs::File;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use halfulp::optim::{AdamW, AdamWConfig, Rounding, StateFormat, States};
 use halfulp::stall::{self, StallError};
 use halfulp::{Format, bf16};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 use rayon::prelude::*;
 use serde_json::json;
 
 use data::{Batches, Images};
 use meter::Meter;
+use progress::progress_bar;
 use stepper::{Device, Stepper, Stored};
 
 const USAGE: &str = "usage: adamw [--states FORMAT[+FORMAT],...] [--steps N] [--seed N] [--seeds N] [--lr X] \
@@ -251,13 +254,6 @@ fn table(runs: &[(Moments, Outcome)]) -> String {
         );
     }
     text
-}
-
-fn progress_bar(steps: u64) -> Result<ProgressBar, Box<dyn Error>> {
-    let target = if io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-    let bar = ProgressBar::with_draw_target(Some(steps), target);
-    bar.set_style(ProgressStyle::with_template("{msg:24} {wide_bar} {pos}/{len} steps, {eta} left")?);
-    Ok(bar)
 }
 
 /// The data, the optimizer and what all runs share, in words.

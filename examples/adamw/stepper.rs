@@ -2,13 +2,13 @@
 
 use std::error::Error;
 
-use bytemuck::Pod;
 #[cfg(feature = "cuda")]
 use halfulp::cuda::{self, CudaError, DeviceParameter, DeviceVec, Gpu};
 use halfulp::optim::{AdamW, AdamWConfig, Moment, Parameter, Real, Rounding, States};
 use halfulp::random::tensor_id;
 use halfulp::{bf16, nearest_cast};
 
+use crate::digest::Digest;
 use crate::model;
 
 /// A type of parameters.
@@ -159,34 +159,15 @@ impl<P: Stored> Stepper<P> {
         Ok(moments)
     }
 
-    /// FNV-1a 64 of all parameters and moments, as bytes.
+    /// Of all parameters and moments.
     pub(crate) fn digest(&self) -> Result<u64, Box<dyn Error>> {
-        let mut hash = Fnv(0xCBF2_9CE4_8422_2325);
+        let mut digest = Digest::default();
         for (params, moments) in self.params.iter().zip(self.moments()?) {
-            hash.take(params);
+            digest.take(params);
             for moment in &moments {
-                match moment {
-                    Moment::F32(moment) => hash.take(moment),
-                    Moment::Bf16(moment) => hash.take(moment),
-                    Moment::Blocks(moment) => {
-                        hash.take(moment.codes());
-                        let scales = (0..moment.scales().len()).map(|b| moment.scales().get(b).to_bits());
-                        hash.take(&scales.collect::<Vec<_>>());
-                    }
-                    _ => return Err("digest: a moment of a format unknown here".into()),
-                }
+                digest.take_moment(moment)?;
             }
         }
-        Ok(hash.0)
-    }
-}
-
-struct Fnv(u64);
-
-impl Fnv {
-    fn take<T: Pod>(&mut self, values: &[T]) {
-        for byte in bytemuck::cast_slice::<T, u8>(values) {
-            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01B3);
-        }
+        Ok(digest.value())
     }
 }

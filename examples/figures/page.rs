@@ -1,5 +1,6 @@
 //! `index.html`: every figure and table with its caption, on one page that asks nothing of the network.
 
+use crate::plot::escape;
 use crate::table::{Cell, Table};
 use crate::{Drawing, Figure};
 
@@ -102,9 +103,4 @@ fn table(table: &Table, label: &str) -> String {
 fn wide(content: &str, label: &str) -> String {
     let label = escape(label);
     format!("<div class=\"wide\" role=\"region\" tabindex=\"0\" aria-label=\"{label}\">\n{content}</div>\n")
-}
-
-/// Text for HTML and SVG.
-pub(crate) fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -77,7 +77,7 @@ impl Picture {
             root.present()?;
         }
         let open = svg.find('>').ok_or("an SVG without a tag")?;
-        svg.insert_str(open + 1, &format!("\n<title>{}</title>", crate::page::escape(&self.title)));
+        svg.insert_str(open + 1, &format!("\n<title>{}</title>", escape(&self.title)));
         Ok(svg)
     }
 }
@@ -199,4 +199,9 @@ fn rectangle(chart: &mut Chart<'_, '_>, corners: [(f64, f64); 2], color: RGBColo
         }
     }
     Ok(())
+}
+
+/// Text for HTML and SVG.
+pub(crate) fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -11,6 +11,7 @@ use plotters::style::RGBColor;
 use plotters::style::text_anchor::HPos;
 
 pub(crate) use axis::{Axis, power_of_ten, thousands};
+pub(crate) use draw::escape;
 pub(crate) use png::png;
 
 use crate::table::{Cell, Table};
