@@ -17,6 +17,7 @@ mod repeat;
 mod second_moment;
 mod small_update;
 mod speed;
+mod stalls;
 mod table;
 mod tables;
 
@@ -65,24 +66,32 @@ impl Figure {
 struct Drawing {
     picture: Option<Picture>,
     table: Table,
+    /// What is shown of them where there is no picture, if not the numbers as they are.
+    shown: Option<Table>,
+}
+
+impl Drawing {
+    fn shown(&self) -> &Table {
+        self.shown.as_ref().unwrap_or(&self.table)
+    }
 }
 
 impl From<Picture> for Drawing {
     fn from(picture: Picture) -> Self {
         let table = picture.table();
-        Self { picture: Some(picture), table }
+        Self { picture: Some(picture), table, shown: None }
     }
 }
 
 impl From<(Picture, Table)> for Drawing {
     fn from((picture, table): (Picture, Table)) -> Self {
-        Self { picture: Some(picture), table }
+        Self { picture: Some(picture), table, shown: None }
     }
 }
 
 impl From<Table> for Drawing {
     fn from(table: Table) -> Self {
-        Self { picture: None, table }
+        Self { picture: None, table, shown: None }
     }
 }
 
@@ -101,6 +110,7 @@ const FIGURES: &[Figure] = &[
     repeat::FIGURE,
     noise::FIGURE,
     map::FIGURE,
+    stalls::FIGURE,
 ];
 
 /// The root of the repository.
@@ -121,6 +131,13 @@ fn chosen(arguments: &[String]) -> Result<Vec<&'static Figure>, Error> {
     arguments.iter().map(find).collect()
 }
 
+/// A table as a page of its own.
+fn markdown(figure: &Figure, table: &Table) -> String {
+    let (heading, Figure { title, caption, see, .. }) = (figure.heading(), figure);
+    let command = figure.command();
+    format!("# {heading}: {title}\n\n{caption}\n\n**What to see.** {see}\n\n{}\n`{command}`\n", table.markdown())
+}
+
 /// Writes what belongs to one figure, and gives back what the page needs of it.
 fn write(figure: &'static Figure, directory: &Path) -> Result<(&'static Figure, Drawing), Error> {
     let drawing = (figure.draw)().map_err(|error| format!("{}: {error}", figure.heading()))?;
@@ -130,6 +147,8 @@ fn write(figure: &'static Figure, directory: &Path) -> Result<(&'static Figure, 
         let svg = picture.svg()?;
         fs::write(path("png"), plot::png(&svg)?)?;
         fs::write(path("svg"), svg)?;
+    } else {
+        fs::write(path("md"), markdown(figure, drawing.shown()))?;
     }
     println!("{}: figures/{}", figure.heading(), figure.file);
     Ok((figure, drawing))

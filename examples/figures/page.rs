@@ -31,7 +31,7 @@ const INTRODUCTION: &str = "\
 stalling. What was timed on a GPU or trained is read from files recorded beside it; what others measured is named as \
 theirs. Figures 1 to 9 and Tables 1 and 2 have the subjects of those in <cite>When Small Updates Disappear</cite>, the \
 companion post of K. Topollai and A. Choromanska, <cite>Understanding Quantization of Optimizer States in LLM \
-Pre-training</cite> (arXiv:2603.16731); Figures 10 to 12 are new.</p>
+Pre-training</cite> (arXiv:2603.16731); Figures 10 to 12 and Table 3 are new.</p>
 <p>In all of them, a value is rounded <strong style=\"color:#c8453d\">to nearest</strong> or <strong \
 style=\"color:#6d4bd6\">stochastically</strong>: up with the probability of the fraction passed. One ulp is the distance \
 of two neighbours in the low-precision format. <em>Stalled</em> is a step that leaves the stored value as it was.</p>
@@ -74,7 +74,7 @@ fn section(figure: &Figure, drawing: &Drawing) -> String {
             );
             (wide(&image, figure.title), format!("<a href=\"{file}.svg\">SVG</a>, <a href=\"{file}.png\">PNG</a>, "))
         }
-        None => (table(&drawing.table, figure.alt), String::new()),
+        None => (table(drawing.shown(), figure.alt), format!("<a href=\"{file}.md\">Markdown</a>, ")),
     };
     format!(
         "<section id=\"{}\">\n<h2><span>{}</span> {title}</h2>\n<figure>\n{shown}\

@@ -1,4 +1,4 @@
-//! Tables: what a CSV holds, and what the page shows of Tables 1 and 2.
+//! Tables: what a CSV holds, and what the page and Markdown show of those without a picture.
 
 /// One cell.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,6 +49,13 @@ impl Table {
 
     pub(crate) fn row<const N: usize>(&mut self, row: [Cell; N]) {
         self.rows.push(row.into());
+    }
+
+    /// Markdown.
+    pub(crate) fn markdown(&self) -> String {
+        let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | ").replace('\n', " "));
+        let rows = self.rows.iter().map(|row| line(row.iter().map(|cell| cell.text().replace('|', "\\|")).collect()));
+        line(self.head.clone()) + &line(vec!["---".into(); self.head.len()]) + &rows.collect::<String>()
     }
 
     /// Comma-separated values.

@@ -220,6 +220,41 @@ impl Sum for StallCounts {
     }
 }
 
+/// A stalled share that was estimated, with its standard error.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Share {
+    /// Stalled over counted.
+    pub value: f64,
+    /// Of the value. It comes of how much the groups differ, so that what happens to an element in one step may depend on
+    /// the steps before.
+    pub standard_error: f64,
+}
+
+impl Share {
+    /// Of groups that are independent of each other, as tensors or runs with seeds of their own are; steps of one tensor are
+    /// not. Of one group the standard error is NaN.
+    ///
+    /// ```
+    /// use halfulp::stall::{Share, StallCounts};
+    /// let group = |stalled| {
+    ///     let mut counts = StallCounts::default();
+    ///     (counts.stalled, counts.moved) = (stalled, 100 - stalled);
+    ///     counts
+    /// };
+    /// let share = Share::of(&[group(10), group(14)]);
+    /// assert!((share.value - 0.12).abs() < 1e-15 && (share.standard_error - 0.02).abs() < 1e-15);
+    /// ```
+    #[must_use]
+    pub fn of(groups: &[StallCounts]) -> Self {
+        let all: StallCounts = groups.iter().copied().sum();
+        let (value, n) = (all.share(), groups.len() as f64);
+        let off = groups.iter().map(|group| group.stalled as f64 - value * group.counted() as f64);
+        let standard_error = (off.map(|off| off * off).sum::<f64>() * n / (n - 1.0)).sqrt() / all.counted() as f64;
+        Self { value, standard_error }
+    }
+}
+
 /// What cannot be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

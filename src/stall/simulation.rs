@@ -25,7 +25,8 @@ pub enum Start {
 /// gradients of variance 1, 4096 coordinates from the exact start through 1000 steps).
 ///
 /// Each step computes `m' = fma(1 - b1, g, b1 * m)` or `v' = fma(1 - b2, g * g, b2 * v)` in f32, as
-/// [`Scalars::step`](crate::optim::Scalars::step) does, and stores it. Coordinate `i` draws its gradients from `ChaCha8` under
+/// [`Scalars::step`](crate::optim::Scalars::step) does, and stores it; with a [`gain`](Self::gain) of 1, the momentum of
+/// [SGD](crate::optim::SgdScalars::step). Coordinate `i` draws its gradients from `ChaCha8` under
 /// `seed`, stream `i`, so that neither threads nor other coordinates nor the way of storing change them; normals are
 /// made by Box and Muller's method, Student's t by Bailey's (Mathematics of Computation 62, 1994), in f64 from 53-bit
 /// uniforms by functions that give the same bits on every machine.
@@ -43,10 +44,14 @@ pub enum Start {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Simulation {
-    /// [`Role::FirstMoment`] or [`Role::SecondMoment`].
+    /// [`Role::FirstMoment`], also for a momentum, [`Role::SecondMoment`], or [`Role::ThirdState`], a first moment that is
+    /// rounded by draws of its own.
     pub role: Role,
-    /// Decay of the moment, in [0, 1).
+    /// Decay of the moment, in [0, 1). Of Lion, `beta2`: its `beta1` is in no state.
     pub beta: f64,
+    /// What gradients (of a second moment, their squares) enter with: `1 - beta` if `None`, as in averages; 1 in the momentum
+    /// of SGD. Up to 1000.
+    pub gain: Option<f64>,
     /// How the moment is stored.
     pub storage: Storage,
     /// The law of gradients.
@@ -68,6 +73,7 @@ impl Default for Simulation {
         Self {
             role: Role::SecondMoment,
             beta: 0.999,
+            gain: None,
             storage: Storage::stochastic(crate::Format::BF16, 0),
             law: Law::Gaussian,
             variances: Variances::Equal(1.0),
@@ -141,7 +147,7 @@ pub struct Checkpoint {
     /// Variance of the stored moment over coordinates.
     pub variance: f64,
     /// The moment that is to be estimated: of a second moment 1, or the factor of a changed variance; of a first moment 0,
-    /// or 1 under a constant law.
+    /// or 1 under a constant law; times `gain / (1 - beta)` under a gain.
     pub exact: f64,
     /// `1 - beta^step`, by which an optimizer divides a moment that started at zero.
     pub correction: f64,
@@ -250,6 +256,8 @@ impl Simulation {
     fn check(&self) -> Result<(), SimulationError> {
         self.storage.check(self.role)?;
         check((0.0..1.0).contains(&self.beta), "beta", "0 <= beta < 1", self.beta)?;
+        let gain = self.gain.unwrap_or(1.0);
+        check(gain > 0.0 && gain <= 1000.0, "gain", "a number above 0, up to 1000", gain)?;
         check(self.coordinates > 0, "coordinates", "1 or more", self.coordinates as f64)?;
         self.variances.check()?;
         self.law.check()?;
@@ -280,9 +288,13 @@ impl<'a> Plan<'a> {
         simulation.check()?;
         let &Simulation { role, beta, storage, .. } = simulation;
         let config = AdamWConfig { beta1: beta, beta2: beta, ..AdamWConfig::default() };
+        let mut scalars = config.scalars(1).expect("an age of 1");
+        if let Some(gain) = simulation.gain {
+            (scalars.one_minus_beta1, scalars.one_minus_beta2) = (gain as f32, gain as f32);
+        }
         Ok(Self {
             simulation,
-            scalars: config.scalars(1).expect("an age of 1"),
+            scalars,
             isa: Isa::best(),
             empty: State::zeroed(storage, role, 0)?,
             last: simulation.checkpoints.last().copied().unwrap_or(0),
@@ -342,9 +354,11 @@ impl<'a> Plan<'a> {
 
     /// The moment of a coordinate of variance 1.
     fn exact(&self, step: u64) -> f64 {
-        match (self.simulation.role, self.simulation.law) {
-            (Role::SecondMoment, Law::VarianceChange { after, factor }) if step > after => factor,
-            (Role::SecondMoment, _) | (_, Law::Constant) => 1.0,
+        let &Simulation { role, beta, gain, law, .. } = self.simulation;
+        let whole = gain.map_or(1.0, |gain| gain / (1.0 - beta));
+        match (role, law) {
+            (Role::SecondMoment, Law::VarianceChange { after, factor }) if step > after => factor * whole,
+            (Role::SecondMoment, _) | (_, Law::Constant) => whole,
             _ => 0.0,
         }
     }
@@ -475,10 +489,10 @@ impl Kernel for Accumulate<'_> {
     fn run(self) {
         let Self { scalars, role, gradients, stored, new } = self;
         let triples = new.iter_mut().zip(gradients.iter().zip(stored));
-        if role == Role::FirstMoment {
-            triples.for_each(|(new, (&g, &m))| *new = scalars.first_moment(g, m));
-        } else {
+        if role == Role::SecondMoment {
             triples.for_each(|(new, (&g, &v))| *new = scalars.second_moment(g, v));
+        } else {
+            triples.for_each(|(new, (&g, &m))| *new = scalars.first_moment(g, m));
         }
     }
 }

@@ -90,10 +90,10 @@ impl Storage {
 
     pub(crate) fn check(&self, role: Role) -> Result<(), SimulationError> {
         let unsupported = |argument, reason| Err(SimulationError::Unsupported { argument, reason });
-        if !matches!(role, Role::FirstMoment | Role::SecondMoment) {
+        if !matches!(role, Role::FirstMoment | Role::SecondMoment | Role::ThirdState) {
             return unsupported("role", "a stored moment is a first or a second one");
         }
-        if role == Role::FirstMoment && self.format.is_some_and(|format| !format.is_signed()) {
+        if role != Role::SecondMoment && self.format.is_some_and(|format| !format.is_signed()) {
             return unsupported("format", "first moments have both signs, and the format has none");
         }
         if !matches!(self.rounding, Rounding::Nearest | Rounding::Stochastic { .. }) {
@@ -138,8 +138,8 @@ impl State {
     /// second moments depend on it. Tensor 0, first element 0.
     ///
     /// # Errors
-    /// [`SimulationError::Unsupported`] for another role than the two moments, an unsigned format for a first moment, scales in
-    /// f32, or [`Rounding::SrStates`]; [`SimulationError::Range`] for blocks of no elements.
+    /// [`SimulationError::Unsupported`] for another role than a moment's (the third state's is a first moment), an unsigned
+    /// format for a first moment, scales in f32, or [`Rounding::SrStates`]; [`SimulationError::Range`] for blocks of no elements.
     pub fn zeroed(storage: Storage, role: Role, n: usize) -> Result<Self, SimulationError> {
         storage.check(role)?;
         let decoded = storage.format.map_or([].into(), |format| format.values().map(|(_, value)| value).collect());

@@ -144,6 +144,7 @@ impl Args {
         Simulation {
             role,
             beta,
+            gain: None,
             storage: Storage { format: self.format.0, rounding, scaling },
             law: self.law,
             variances: Variances::Binade(1.0),
