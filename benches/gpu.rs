@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
+use std::sync::OnceLock;
 use std::time::Instant;
 
 use cudarc::driver::{CudaGraph, sys};
@@ -56,9 +57,26 @@ fn values(n: usize) -> Vec<f32> {
 
 /// `n` values repeated from 2^22 of them.
 fn filled(gpu: &Gpu, n: usize) -> Result<DeviceVec<f32>, Error> {
-    let some = values(n.min(1 << 22));
-    let all: Vec<f32> = some.iter().copied().cycle().take(n).collect();
-    Ok(gpu.upload(&all)?)
+    static VALUES: OnceLock<Vec<f32>> = OnceLock::new();
+    let some = VALUES.get_or_init(|| values(1 << 22));
+    let mut ready = n.min(some.len());
+    let some = gpu.upload(&some[..ready])?;
+    if ready == n {
+        return Ok(some);
+    }
+    let all = gpu.zeroed::<f32>(n)?;
+    let stream = gpu.stream().cu_stream();
+    // SAFETY: `some` is `ready` values long, which is less than `n`.
+    unsafe { sys::cuMemcpyDtoDAsync_v2(all.address(), some.address(), 4 * ready, stream) }.result()?;
+    while ready < n {
+        let next = ready.min(n - ready);
+        let to = all.address() + 4 * ready as u64;
+        // SAFETY: `ready + next` values are at most `n`, and those that are read lie before those that are written.
+        unsafe { sys::cuMemcpyDtoDAsync_v2(to, all.address(), 4 * next, stream) }.result()?;
+        ready += next;
+    }
+    gpu.synchronize()?;
+    Ok(all)
 }
 
 fn narrow(gpu: &Gpu, x: &DeviceVec<f32>) -> Result<DeviceVec<bf16>, Error> {
@@ -71,8 +89,8 @@ fn sets(bytes: f64) -> usize {
 }
 
 fn calls(bytes: f64) -> usize {
-    // About a millisecond of traffic, and a whole turn of the sets.
-    ((4e9 / bytes).ceil() as usize).next_multiple_of(sets(bytes))
+    // About a millisecond of traffic, or as many launches as a graph takes well, and a whole turn of the sets.
+    ((4e9 / bytes).ceil() as usize).min(4096).next_multiple_of(sets(bytes))
 }
 
 fn case(bytes: f64, call: Call) -> Case {

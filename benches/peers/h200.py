@@ -1,15 +1,17 @@
-"""Casts and AdamW steps on the GPU, ours beside PyTorch, Triton and torch.compile, in one run whose rounds interleave.
+"""Casts and optimizer steps on the GPU, ours beside PyTorch, Triton, torch.compile, bitsandbytes and torchao.
 
-    python3 benches/peers/h200.py --bench PATH --out FILE.json [--quick]
+    python3 benches/peers/h200.py --bench PATH --out FILE.json [--quick] [--only PART ...] [--seconds N]
 
-PATH is the program that `cargo bench --features cuda --bench gpu --no-run` leaves. Prints a table in Markdown and how
-the goals were met; FILE keeps the raw samples. A peer that fails is left out, and the file says why.
+One run, whose rounds interleave. PATH is the program that `cargo bench --features cuda --bench gpu --no-run` leaves.
+Prints a table in Markdown and how the goals were met; FILE keeps the raw samples. A peer that fails is left out, and
+the file says why.
 """
 
 import argparse
 import functools
 import gc
 import importlib
+import importlib.metadata
 import itertools
 import json
 import os
@@ -42,7 +44,9 @@ except (ImportError, OSError) as error:
     ABSENT["triton"] = repr(error)
 
 DEVICE = "cuda"
-WARM_UP = 20
+WARM_UP, SLOW_WARM_UP = 20, 3
+SLOW = 0.02  # seconds a call from which the second number counts
+MOMENTUM = 0.9
 LR, BETA1, BETA2, EPS, DECAY = 1e-3, 0.9, 0.999, 1e-8, 1e-2
 CHECKED = 1_000_000  # elements at either end that are compared before the timing
 
@@ -259,24 +263,74 @@ def torch_adamw(name):
     return make
 
 
-def other_adamw(package, name, dtype):
-    """An optimizer of another package, with moments of its own kind."""
+def stepped(lengths, build, expected=lambda _: LR):
+    """Steps over lists of f32 tensors. `build(params)` is one step; the first moves by `expected(gradient)` each."""
 
-    def make(n, sets):
-        module = importlib.import_module(package)
-        steps = []
+    def make(_, sets):
+        steps, lists = [], []
         for _ in range(sets):
-            p = torch.nn.Parameter(bell(n).to(getattr(torch, dtype)))
-            p.grad = bell(n).to(p.dtype)
-            optimizer = getattr(module, name)([p], lr=LR, betas=(BETA1, BETA2), eps=EPS, weight_decay=DECAY)
-            before = p.detach()[:CHECKED].clone()
-            optimizer.step()
-            moved = float((p.detach()[:CHECKED] - before).abs().median())
-            expect(f"p moves by {moved}", 0.9 * LR < moved < 1.1 * LR)
-            steps.append(optimizer.step)
+            params = [torch.nn.Parameter(bell(k)) for k in lengths]
+            for p in params:
+                p.grad = bell(p.numel())
+            steps.append(build(params))
+            lists.append(params)
+        checked = [lists[0][0], lists[0][-1]]
+        before = [(p.detach()[:CHECKED].clone(), p.grad[:CHECKED].clone()) for p in checked]
+        for step in steps:
+            step()
+        for p, (old, g) in zip(checked, before, strict=True):
+            moved = (p.detach()[:CHECKED] - old).abs()
+            expect("p is finite", bool(moved.isfinite().all()))
+            moved, right = float(moved.median()), float(torch.as_tensor(expected(g)).median())
+            expect(f"p moves by {moved}, not {right}", right == 0 or 0.9 * right < moved < 1.1 * right)
         return lambda i: steps[i]()
 
     return make
+
+
+def adamw_of_torch(**how):
+    def build(params):
+        options = {"lr": LR, "betas": (BETA1, BETA2), "eps": EPS, "weight_decay": DECAY}
+        return torch.optim.AdamW(params, **options, **how).step
+
+    return build
+
+
+def clipped(build):
+    def with_clip(params):
+        step = build(params)
+
+        def call():
+            torch.nn.utils.clip_grad_norm_(params, 1.0, foreach=True)
+            step()
+
+        return call
+
+    return with_clip
+
+
+def sgd_of_torch(params):
+    return torch.optim.SGD(params, lr=LR, momentum=MOMENTUM, fused=True).step
+
+
+def of(package, name, **options):
+    """An optimizer of another package, imported when it is needed."""
+
+    def build(params):
+        return getattr(importlib.import_module(package), name)(params, lr=LR, **options).step
+
+    return build
+
+
+def of_bitsandbytes(name, **options):
+    return of("bitsandbytes.optim", name, **options)
+
+
+def adamw_of_torchao(kind):
+    return of("torchao.optim", f"AdamW{kind}", betas=(BETA1, BETA2), eps=EPS, weight_decay=DECAY)
+
+
+BITS8 = of_bitsandbytes("AdamW8bit", betas=(BETA1, BETA2), eps=EPS, weight_decay=DECAY)
 
 
 def triton_adamw(n, sets):
@@ -339,11 +393,51 @@ class Theirs:
 
 @dataclass
 class Group:
+    part: str
     name: str
-    log2: int
+    at: str  # the tensors, as the bench program calls them
     copy: str
     ours: list
     theirs: list
+
+    def __post_init__(self):
+        """Copies of the bytes of every row beside them, captured ones too where launching takes long."""
+        captured = any(spec.graph for spec in self.theirs) and sum(lengths(self.at)) <= 1 << 24
+        there = [float(self.copy.removeprefix("copy-"))]
+        there += [spec.width for spec in self.theirs if spec.label.startswith("torch copy")]
+        words = [case.split("-")[1] for case in self.ours]
+        ours = [WIDTHS.get(case, word) for case, word in zip(self.ours, words, strict=True) if word.isdigit()]
+        added = []
+        for width in sorted({*map(float, ours), *(spec.width for spec in self.theirs)}):
+            if all(abs(width / other - 1) > SAME for other in there):
+                peer = Theirs(f"torch copy of {width:g} B", width, copy(width))
+                added += with_graph(peer) if captured else [peer]
+                there.append(width)
+        self.theirs = added + self.theirs
+
+
+SAME = 0.01  # a copy counts as one of the same bytes up to this
+PARTS = ["casts", "adamw", "lists", "rules", "sizes", "host", "captured"]
+# Bytes an element of those cases whose names say another number, or a rounded one.
+WIDTHS = {"adamw-20-stochastic-clip": 24, "adamw-16-stochastic": 16.03125, "adamw-14-fp4-stochastic": 14.03125}
+
+
+def llama():
+    """The tensors of the bench program's list of that name."""
+    width, inner, vocabulary = 768, 2048, 32_000
+    layer = [width * width] * 4 + [width * inner] * 3 + [width] * 2
+    return [vocabulary * width, *(12 * layer), width, vocabulary * width]
+
+
+def lengths(at):
+    """What stands behind the @ of a case of the bench program."""
+    if at == "llama":
+        return llama()
+    if "*" in at:
+        rows, columns = map(int, at.split("*"))
+        return [rows * columns]
+    count, k = at.split("x") if "x" in at else (1, at)
+    return [1 << int(k)] * int(count)
 
 
 def with_graph(peer):
@@ -357,8 +451,9 @@ def replayed(names):
 
 def groups(sizes, small, compiled):
     yield Group(
+        "casts",
         f"cast bf16 2^{small}",
-        small,
+        str(small),
         "copy-6",
         ["copy-6-graph", *replayed(["cast-bf16-stochastic"])],
         [
@@ -378,8 +473,9 @@ def groups(sizes, small, compiled):
             sr = [each for peer in sr for each in with_graph(peer)]
             sr.append(Theirs("torch eager SR", 6, eager_cast, cast))
         yield Group(
+            "casts",
             f"cast bf16 2^{k}",
-            k,
+            str(k),
             "copy-6",
             [cast, "cast-bf16-nearest"],
             [
@@ -389,8 +485,9 @@ def groups(sizes, small, compiled):
             ],
         )
         yield Group(
+            "casts",
             f"cast fp8 2^{k}",
-            k,
+            str(k),
             "copy-5",
             ["cast-e4m3-stochastic", "cast-e4m3-nearest", "cast-e5m2-stochastic", "cast-e5m2-nearest"],
             [
@@ -400,8 +497,9 @@ def groups(sizes, small, compiled):
             ],
         )
         yield Group(
+            "casts",
             f"cast e2m1 2^{k}",
-            k,
+            str(k),
             "copy-4.5",
             ["cast-e2m1-stochastic", "cast-e2m1-nearest"],
             [Theirs("torch copy", 4.5, copy(4.5))],
@@ -416,16 +514,18 @@ def groups(sizes, small, compiled):
             ours = [*replayed(ours), "copy-20-graph"]
             peers = [each for peer in peers for each in with_graph(peer)]
         yield Group(
+            "adamw",
             f"adamw 20 B 2^{k}",
-            k,
+            str(k),
             "copy-20",
             ours,
             [Theirs("torch copy", 20, copy(20)), *peers],
         )
     for k in sizes:
         yield Group(
+            "adamw",
             f"adamw 14 B 2^{k}",
-            k,
+            str(k),
             "copy-14",
             ["adamw-14-stochastic", "adamw-14-nearest"],
             [Theirs("torch copy", 14, copy(14)), Theirs("torch fused, all BF16", 14, torch_adamw("bfloat16"))],
@@ -434,40 +534,195 @@ def groups(sizes, small, compiled):
         for width, each in ((16, []), (10, ["adamw-10-all-stochastic"]), (8, ["adamw-8-all-stochastic"])):
             copied = f"copy-{width}.03125"
             yield Group(
+                "adamw",
                 f"adamw {width} B 2^{k}",
-                k,
+                str(k),
                 copied,
                 [f"adamw-{width}-stochastic", f"adamw-{width}-nearest", *each],
                 [Theirs("torch copy", width + 1 / 32, copy(width + 1 / 32))],
             )
     yield Group(
+        "adamw",
         "adamw of few bits 2^26",
-        26,
+        "26",
         "copy-16.03125",
         ["adamw-16-stochastic"],
         [
             Theirs("torch fused, FP32 states", 28, torch_adamw("float32")),
-            Theirs("bitsandbytes AdamW8bit", 16, other_adamw("bitsandbytes.optim", "AdamW8bit", "float32")),
-            Theirs("torchao AdamWFp8", 16, other_adamw("torchao.optim", "AdamWFp8", "float32")),
-            Theirs("torchao AdamW8bit", 16, other_adamw("torchao.optim", "AdamW8bit", "float32")),
-            Theirs("torchao AdamW4bit", 14, other_adamw("torchao.optim", "AdamW4bit", "float32")),
+            Theirs("bitsandbytes AdamW8bit", 16.0625, stepped([1 << 26], BITS8)),
+            Theirs("torchao AdamWFp8", 16.0625, stepped([1 << 26], adamw_of_torchao("Fp8"))),
+            Theirs("torchao AdamW8bit", 16.0625, stepped([1 << 26], adamw_of_torchao("8bit"))),
+            Theirs("torchao AdamW4bit", 14.125, stepped([1 << 26], adamw_of_torchao("4bit"))),
         ],
     )
     for k in sizes:
         yield Group(
+            "adamw",
             f"adamw 28 B 2^{k}",
-            k,
+            str(k),
             "copy-28",
             ["adamw-28"],
             [Theirs("torch copy", 28, copy(28)), Theirs("torch fused, FP32 states", 28, torch_adamw("float32"))],
         )
+    yield from lists()
+    yield from rules(sizes[-1])
+    yield from other_sizes(sizes)
+    yield captured_lists()
 
 
-HOST_OURS = ["adamw-20-stochastic@10", "cast-bf16-stochastic@10"]
-HOST_THEIRS = [
-    Theirs("torch fused AdamW, FP32 states @10", 28, torch_adamw("float32")),
-    Theirs("Triton AdamW SR, BF16 states @10", 20, triton_adamw),
-    Theirs("Triton cast SR @10", 6, triton_cast(1024)),
+def lists():
+    """Whole models and many small tensors."""
+    here = lengths("llama")
+    step, fp8, fp4 = "adamw-20-stochastic", "adamw-16-stochastic", "adamw-14-fp4-stochastic"
+    fused = adamw_of_torch(fused=True, capturable=True)
+    foreach = adamw_of_torch(foreach=True)
+    captured = adamw_of_torch(foreach=True, capturable=True)
+    yield Group(
+        "lists",
+        "adamw llama",
+        "llama",
+        "copy-20",
+        [step, f"{step}-clip", f"{step}-meter", fp8, fp4],
+        [
+            *with_graph(Theirs("torch fused, FP32 states", 28, stepped(here, fused))),
+            *with_graph(Theirs("torch clip + fused, FP32 states", 32, stepped(here, clipped(fused)), f"{step}-clip")),
+            Theirs("torch foreach, FP32 states", 28, stepped(here, foreach)),
+            Theirs("torch foreach, FP32 states, graph", 28, stepped(here, captured), graph=True),
+            Theirs("bitsandbytes AdamW8bit", 16.0625, stepped(here, BITS8), fp8),
+            Theirs("torchao AdamWFp8", 16.0625, stepped(here, adamw_of_torchao("Fp8")), fp8),
+            Theirs("torchao AdamW4bit", 14.125, stepped(here, adamw_of_torchao("4bit")), fp4),
+        ],
+    )
+    here = lengths("32x16")
+    yield Group(
+        "lists",
+        "adamw 32 x 65,536",
+        "32x16",
+        "copy-20",
+        ["copy-20-graph", *replayed([step]), fp8],
+        [
+            *with_graph(Theirs("torch fused, FP32 states", 28, stepped(here, fused))),
+            Theirs("torch foreach, FP32 states", 28, stepped(here, foreach)),
+            Theirs("bitsandbytes AdamW8bit", 16.0625, stepped(here, BITS8), fp8),
+        ],
+    )
+
+
+def rules(k):
+    """The other optimizers."""
+    here = [1 << k]
+    yield Group(
+        "rules",
+        f"sgd and lion 2^{k}",
+        str(k),
+        "copy-16",
+        ["sgd-16-stochastic", "lion-16-stochastic"],
+        [
+            Theirs("torch SGD fused, FP32 state", 20, stepped(here, sgd_of_torch, lambda g: LR * g.abs())),
+            Theirs(
+                "bitsandbytes SGD8bit",
+                14.03125,
+                stepped(here, of_bitsandbytes("SGD8bit", momentum=MOMENTUM), lambda g: LR * g.abs()),
+            ),
+            Theirs(
+                "bitsandbytes Lion8bit",
+                14.03125,
+                stepped(here, of_bitsandbytes("Lion8bit", weight_decay=DECAY)),
+                "lion-16-stochastic",
+            ),
+        ],
+    )
+    yield Group(
+        "rules",
+        f"ademamix 2^{k}",
+        str(k),
+        "copy-24",
+        ["ademamix-24-stochastic", "ademamix-18-stochastic"],
+        [
+            Theirs(
+                "bitsandbytes AdEMAMix8bit",
+                18.09375,
+                stepped(here, of_bitsandbytes("AdEMAMix8bit", weight_decay=DECAY)),
+            ),
+        ],
+    )
+    # That LAMB8bit has no trust ratio, so it reads once what ours reads twice; how far it moves is its own affair.
+    lamb = of_bitsandbytes("LAMB8bit", weight_decay=DECAY)
+    yield Group(
+        "rules",
+        f"lamb 2^{k}",
+        str(k),
+        "copy-32",
+        ["lamb-32-stochastic"],
+        [Theirs("bitsandbytes LAMB8bit", 16.0625, stepped(here, lamb, lambda _: 0.0))],
+    )
+
+
+def other_sizes(sizes):
+    """Few elements and a matrix of a large model."""
+    step = "adamw-20-stochastic"
+    fused = adamw_of_torch(fused=True, capturable=True)
+    for k in (8, 12, 20):
+        yield Group(
+            "sizes",
+            f"adamw 20 B 2^{k}",
+            str(k),
+            "copy-20",
+            ["copy-20-graph", *replayed([step])],
+            with_graph(Theirs("torch fused, FP32 states", 28, stepped([1 << k], fused))),
+        )
+    if max(sizes) > 24:
+        here = lengths("8192*28672")
+        yield Group(
+            "sizes",
+            "8192 x 28,672",
+            "8192*28672",
+            "copy-20",
+            [step, "sgd-16-stochastic", "lion-16-stochastic"],
+            [
+                Theirs("torch fused, FP32 states", 28, stepped(here, fused)),
+                Theirs(
+                    "torch SGD fused, FP32 state",
+                    20,
+                    stepped(here, sgd_of_torch, lambda g: LR * g.abs()),
+                    "sgd-16-stochastic",
+                ),
+            ],
+        )
+
+
+def captured_lists():
+    """Graphs of what may refuse to be captured, and may leave the device in a state: the last of a run."""
+    here = lengths("llama")
+    fp8, fp4 = "adamw-16-stochastic", "adamw-14-fp4-stochastic"
+    return Group(
+        "captured",
+        "adamw llama, captured",
+        "llama",
+        "copy-16.03125",
+        [fp8, fp4],
+        [
+            Theirs("torchao AdamWFp8, graph", 16.0625, stepped(here, adamw_of_torchao("Fp8")), fp8, True),
+            Theirs("torchao AdamW4bit, graph", 14.125, stepped(here, adamw_of_torchao("4bit")), fp4, True),
+            Theirs("bitsandbytes AdamW8bit, graph", 16.0625, stepped(here, BITS8), fp8, True),
+        ],
+    )
+
+
+HOST_OURS = [
+    "adamw-20-stochastic@10",
+    "adamw-20-stochastic@32x16",
+    "adamw-20-stochastic@1000x12",
+    "cast-bf16-stochastic@10",
+]
+HOST_THEIRS = [  # each at its tensors
+    (Theirs("torch fused AdamW, FP32 states", 28, torch_adamw("float32")), "10"),
+    (
+        Theirs("torch fused AdamW, FP32 states", 28, stepped(lengths("32x16"), adamw_of_torch(fused=True))),
+        "32x16",
+    ),
+    (Theirs("Triton AdamW SR, BF16 states", 20, triton_adamw), "10"),
+    (Theirs("Triton cast SR", 6, triton_cast(1024)), "10"),
 ]
 
 
@@ -520,15 +775,17 @@ class Peer:
     def __init__(self, spec, n):
         self.moved = spec.width * n
         self.sets = sets = set_count(self.moved)
-        # About a millisecond and whole turns of the sets, but few enough for the slow ones.
-        self.calls = calls = sets * max(1, ceil(min(4e9 / self.moved, 320) / sets))
         call = spec.make(n, sets)
-        for i in range(max(WARM_UP, sets)):
+        once = min(self.seconds(call) for _ in range(2))
+        self.warm_up = max(SLOW_WARM_UP if once > SLOW else WARM_UP, sets)
+        # About a millisecond of bytes and whole turns of the sets, but few enough for the slow ones.
+        self.calls = calls = sets * max(1, ceil(min(4e9 / self.moved, 320, SLOW / once) / sets))
+        for i in range(self.warm_up):
             call(i % sets)
         torch.cuda.synchronize()
 
         def lead():
-            for i in range(max(2, sets)):
+            for i in range(max(1 if once > SLOW else 2, sets)):
                 call(i % sets)
 
         def turn():
@@ -537,13 +794,26 @@ class Peer:
 
         self.lead, self.turn = lead, turn
         if spec.graph:
+            stream = torch.cuda.current_stream()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                turn()
+            try:
+                with torch.cuda.graph(graph):
+                    turn()
+            except BaseException:
+                torch.cuda.set_stream(stream)  # a capture that fails may leave its own
+                raise
             graph.replay()
             torch.cuda.synchronize()
             self.memory = call  # the graph knows addresses alone
             self.lead = self.turn = graph.replay
+
+    @staticmethod
+    def seconds(call):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call(0)
+        torch.cuda.synchronize()
+        return time.perf_counter() - start
 
     def sample(self):
         """Microseconds a call, behind calls that are not counted, so that the first one's launch isn't either."""
@@ -560,7 +830,7 @@ class Dry:
     """Stands in for a peer where there is no GPU."""
 
     def __init__(self, spec, n):
-        self.moved, self.sets, self.calls = spec.width * n, 1, 1
+        self.moved, self.sets, self.calls, self.warm_up = spec.width * n, 1, 1, WARM_UP
 
     def sample(self):
         return self.moved / 4e6 * np.random.default_rng().uniform(0.99, 1.01)
@@ -596,6 +866,14 @@ class Run:
         self.ours = Ours(args.bench)
         self.started = time.monotonic()
 
+    def elapsed(self):
+        return time.monotonic() - self.started
+
+    def maker(self, spec, n):
+        if self.args.seconds and self.elapsed() > self.args.seconds:
+            raise TimeoutError(f"{self.args.seconds:g} s are over")
+        return (Dry if self.args.dry_run else Peer)(spec, n)
+
     def attempt(self, what, work):
         try:
             return work()
@@ -606,22 +884,29 @@ class Run:
             return None
 
     def group(self, group):
-        print(f"{time.monotonic() - self.started:6.1f} s  {group.name}", file=sys.stderr, flush=True)
-        found, n = {}, 1 << group.log2
+        print(f"{self.elapsed():6.1f} s  {group.name}", file=sys.stderr, flush=True)
+        found, n = {}, sum(lengths(group.at))
+        if self.args.seconds and self.elapsed() > self.args.seconds:
+            raise TimeoutError(f"{self.args.seconds:g} s are over")
         for case in [group.copy, *group.ours]:
-            line = f"{case}@{group.log2}"
+            line = f"{case}@{group.at}"
             answer = self.attempt(f"{group.name}: {case}", lambda line=line: self.ours.ask(line))
             if answer:
                 found[case] = {"bytes": answer[1], "ours": True, "against": "", "samples": []}
                 found[case]["work"] = lambda line=line: self.ours.ask(line)[0]
         for spec in group.theirs:
-            maker = Dry if self.args.dry_run else Peer
-            peer = self.attempt(f"{group.name}: {spec.label}", lambda spec=spec, maker=maker: maker(spec, n))
+            peer = self.attempt(f"{group.name}: {spec.label}", lambda spec=spec: self.maker(spec, n))
             if peer:
-                entry = {"bytes": peer.moved, "sets": peer.sets, "calls": peer.calls}
-                found[spec.label] = entry | {"ours": False, "against": spec.against or group.ours[0], "samples": []}
+                is_copy = spec.label.startswith("torch copy")
+                against = "" if is_copy else spec.against or next(c for c in group.ours if not c.startswith("copy-"))
+                if spec.graph and f"{against}-graph" in group.ours:
+                    against += "-graph"
+                entry = {"bytes": peer.moved, "sets": peer.sets, "calls": peer.calls, "warm-up": peer.warm_up}
+                found[spec.label] = entry | {"ours": False, "against": against, "samples": []}
                 found[spec.label]["work"] = peer.sample
-        order = np.random.default_rng(group.log2)
+            else:
+                release(self.args.dry_run)
+        order = np.random.default_rng(n)
         for _ in range(self.record["rounds"]):
             for label in order.permutation(list(found)).tolist():
                 if found[label]["work"]:
@@ -637,22 +922,24 @@ class Run:
             for label, entry in found.items()
             if None not in entry["samples"]
         }
-        peer = maker = found = None
+        self.record["elements"][group.name] = n
+        peer = found = None
         self.attempt("clear", lambda: self.ours.ask("clear"))
-        release(self.args.dry_run)
+        self.attempt("release", lambda: release(self.args.dry_run))
 
     def host(self):
-        print(f"{time.monotonic() - self.started:6.1f} s  host time", file=sys.stderr, flush=True)
+        print(f"{self.elapsed():6.1f} s  host time", file=sys.stderr, flush=True)
         for case in HOST_OURS:
             answer = self.attempt(f"host {case}", lambda case=case: self.ours.ask(f"host {case}"))
             if answer:
                 self.record["host"][case] = answer[0]
         self.attempt("clear", lambda: self.ours.ask("clear"))
-        for spec in HOST_THEIRS:
-            work = (lambda: 1.0) if self.args.dry_run else (lambda spec=spec: host_time(spec, 1 << 10))
-            microseconds = self.attempt(f"host {spec.label}", work)
+        for spec, at in HOST_THEIRS:
+            n = sum(lengths(at))
+            work = (lambda: 1.0) if self.args.dry_run else (lambda spec=spec, n=n: host_time(spec, n))
+            microseconds = self.attempt(f"host {spec.label} @{at}", work)
             if microseconds:
-                self.record["host"][spec.label] = microseconds
+                self.record["host"][f"{spec.label} @{at}"] = microseconds
         release(self.args.dry_run)
 
 
@@ -670,27 +957,31 @@ def fastest(group, labels):
 
 
 def copies(group):
-    return [label for label in group if label.startswith("copy-") or label == "torch copy"]
+    return [label for label in group if label.startswith(("copy-", "torch copy"))]
+
+
+def copy_of(group, label):
+    """The fastest copy of as many bytes."""
+    moved = group[label]["bytes"]
+    return fastest(group, [c for c in copies(group) if abs(group[c]["bytes"] / moved - 1) <= SAME])
 
 
 def table(record):
     lines = [
-        "| group | contender | B/element | median us | p10 | p90 | GB/s | share of copy | time over ours |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| group | contender | B/element | warm-ups | median us [p10, p90] | GB/s | time over copy | peer / ours |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     for name, group in record["groups"].items():
-        n = 1 << int(name.rsplit("^", 1)[1])
-        best = fastest(group, copies(group))
+        n = record["elements"][name]
         for label, entry in group.items():
             middle, p10, p90 = np.quantile(entry["samples"], [0.5, 0.1, 0.9])
-            pace = entry["bytes"] / middle
-            part = f"{pace / (group[best]['bytes'] / median(group[best])):.3f}" if best else "-"
-            other = group.get(entry["against"])
-            ratio = f"{middle / median(other):.3f}" if other else "-"
+            best, other = copy_of(group, label), entry["against"]
+            over = f"{paired(group, label, best) * group[best]['bytes'] / entry['bytes']:.3f}" if best else "-"
+            ratio = f"{paired(group, label, other):.3f}" if other in group else "-"
             shown = f"**halfulp** {label}" if entry["ours"] and not label.startswith("copy-") else label
             lines.append(
-                f"| {name} | {shown} | {entry['bytes'] / n:g} | {middle:.2f} | {p10:.2f} | {p90:.2f} "
-                f"| {pace / 1e3:.0f} | {part} | {ratio} |"
+                f"| {name} | {shown} | {entry['bytes'] / n:.6g} | {entry.get('warm-up', WARM_UP)} "
+                f"| {middle:.2f} [{p10:.2f}, {p90:.2f}] | {entry['bytes'] / middle / 1e3:.0f} | {over} | {ratio} |"
             )
     lines += ["", "| host time of one call | us |", "|---|---:|"]
     lines += [f"| {label} | {microseconds:.2f} |" for label, microseconds in record["host"].items()]
@@ -698,7 +989,7 @@ def table(record):
 
 
 def paired(group, label, other):
-    """The median over the rounds of the ratio of times; the same bytes on both sides."""
+    """The median over the rounds of the ratio of times."""
     return float(np.median(np.array(group[label]["samples"]) / np.array(group[other]["samples"])))
 
 
@@ -741,11 +1032,42 @@ def goals(record):
     time_goal(few, "adamw-16-stochastic", ["bitsandbytes AdamW8bit"], "bitsandbytes AdamW8bit", 1 / 7)
     torchao = [f"torchao AdamW{kind}" for kind in ("Fp8", "8bit", "4bit")]
     time_goal(few, "adamw-16-stochastic", torchao, "torchao", 1 / 4)
-    host = record["host"].get("adamw-20-stochastic@10")
-    measured = "-" if host is None else f"{host:.2f} us"
-    found.append(("host time of one step call <= 6 us", measured, None if host is None else host <= 6))
+    llama, step = "adamw llama", "adamw-20-stochastic"
+    for case, width, bound in ((step, 20, 1.02), (f"{step}-clip", 24, 1.05)):
+        copied = f"copy-{width}" if width == 20 else f"torch copy of {width} B"
+        time_goal(llama, case, [copied], "copy", bound)
+    for case, bound in (("adamw-16-stochastic", 1.06), ("adamw-14-fp4-stochastic", 1.12)):
+        time_goal(llama, case, [f"torch copy of {WIDTHS[case]:g} B"], "copy", bound)
+        time_goal(llama, case, ["bitsandbytes AdamW8bit"], "bitsandbytes AdamW8bit", 1 / 15)
+        for kind in ("Fp8", "4bit"):
+            time_goal(llama, case, [f"torchao AdamW{kind}"], f"torchao AdamW{kind}", 1 / 100)
+    time_goal(llama, f"{step}-meter", [step], "the step without a meter", 1.02)
+    time_goal(llama, step, ["torch fused, FP32 states"], "torch fused", 1 / 1.7)
+    small = "adamw 32 x 65,536"
+    time_goal(small, step, ["copy-20"], "copy", 1.25)
+    time_goal(small, f"{step}-graph", ["copy-20-graph"], "captured copy", 1.25)
+    time_goal(small, step, ["torch fused, FP32 states"], "torch fused", 1 / 10)
+    for name, case, width, bound in (
+        ("sgd and lion", "sgd-16-stochastic", 16, 1.01),
+        ("ademamix", "ademamix-24-stochastic", 24, 1.05),
+        ("lamb", "lamb-32-stochastic", 32, 1.05),
+    ):
+        time_goal(f"{name} 2^28", case, [f"copy-{width}"], "copy", bound)
+    for tensors, bound in (("10", 6), ("32x16", 10), ("1000x12", 10)):
+        host = record["host"].get(f"{step}@{tensors}")
+        measured = "-" if host is None else f"{host:.2f} us"
+        found.append(
+            (f"host time of a step @{tensors} <= {bound} us", measured, None if host is None else host <= bound)
+        )
     verdicts = {True: "met", False: "missed", None: "not measured"}
     return [f"target: {target} | measured {measured} | {verdicts[met]}" for target, measured, met in found]
+
+
+def version(package):
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def output(*command):
@@ -762,7 +1084,18 @@ def main():
     parser.add_argument("--quick", action="store_true", help="three rounds, 2^24 elements only")
     parser.add_argument("--commit", default="unknown", help="what the program was built from")
     parser.add_argument("--dry-run", action="store_true", help="peers that only pretend, to try the table")
+    parser.add_argument("--only", nargs="+", metavar="PART", help=f"{', '.join(PARTS)}, or how a group's name begins")
+    parser.add_argument("--seconds", type=float, help="start no group or peer after as many")
     args = parser.parse_args()
+    every = list(groups([24] if args.quick else [24, 28], 16, 24))
+    for word in args.only or []:
+        if word not in PARTS and not any(group.name.startswith(word) for group in every):
+            parser.error(f"--only {word}: neither of {', '.join(PARTS)} nor one of {[group.name for group in every]}")
+
+    def wanted(part, name):
+        """Names of parts are no beginnings of names."""
+        return not args.only or any(part == w if w in PARTS else name.startswith(w) for w in args.only)
+
     query = "--query-gpu=name,driver_version,memory.total,clocks.max.sm,clocks.max.mem,power.limit"
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -776,11 +1109,15 @@ def main():
             "torch": torch.__version__ if torch else None,
             "cuda of torch": torch.version.cuda if torch else None,
             "triton": triton.__version__ if triton else None,
+            "bitsandbytes": version("bitsandbytes"),
+            "torchao": version("torchao"),
         },
         "absent": ABSENT,
         "warm-up": WARM_UP,
+        "warm-up of slow peers": SLOW_WARM_UP,
         "rounds": 3 if args.quick else 9,
         "groups": {},
+        "elements": {},
         "host": {},
         "errors": [],
     }
@@ -792,12 +1129,15 @@ def main():
     def save():
         args.out.write_text(json.dumps(record, indent=1) + "\n")
 
-    for group in groups([24] if args.quick else [24, 28], 16, 24):
-        run.attempt(group.name, lambda group=group: run.group(group))
-        save()
-    run.host()
+    for last in (False, True):
+        for group in every:
+            if wanted(group.part, group.name) and (group.part == "captured") == last:
+                run.attempt(group.name, lambda group=group: run.group(group))
+                save()
+        if not last and wanted("host", "host"):
+            run.host()
     run.ours.close()
-    record["goals"] = goals(record)
+    record["goals"] = [goal for goal in goals(record) if not args.only or not goal.endswith("not measured")]
     record["seconds"] = round(time.monotonic() - run.started, 1)
     record["table"] = table(record)
     save()
