@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use cudarc::driver::{CudaGraph, sys};
 use halfulp::cast::Cast;
-use halfulp::cuda::{CastMemory, DeviceNorm, DeviceVec, ElementType, GradientMemory, Gpu, Optimizer, StepMemory};
+use halfulp::cuda::{CastMemory, DeviceNorm, DeviceVec, ElementType, Gpu, GradientMemory, Optimizer, StepMemory};
 use halfulp::optim::{
     AdEMAMixConfig, AdamConfig, AdamWConfig, Clip, LambConfig, LionConfig, NonFinite, Rounding, Rule, SgdConfig, Shard,
     StateFormat, StateSet, States,
@@ -245,7 +245,7 @@ fn steps<R: Rule + 'static>(
     Ok(case(bytes, Box::new(call)))
 }
 
-/// Lengths of the tensors of a model in the shape of LLaMA: 134 M parameters in 111 tensors.
+/// Lengths of the tensors of a model in the shape of `LLaMA`: 134 M parameters in 111 tensors.
 fn llama() -> Vec<usize> {
     let (width, inner, vocabulary) = (768, 2048, 32_000);
     let square = width * width;
@@ -254,7 +254,7 @@ fn llama() -> Vec<usize> {
     [vocabulary * width].into_iter().chain(layers).chain([width, vocabulary * width]).collect()
 }
 
-/// What stands behind the @ of a case: log2 of one length, COUNTxLOG2, ROWS*COLUMNS, or `llama`.
+/// What stands behind the @ of a case: log2 of one length, `COUNTxLOG2`, `ROWS*COLUMNS`, or `llama`.
 fn lengths(text: &str) -> Result<Vec<usize>, Error> {
     if text == "llama" {
         return Ok(llama());
@@ -314,17 +314,11 @@ fn make(gpu: &Gpu, name: &str) -> Result<Case, Error> {
         "sgd-10-stochastic" => steps::<SgdConfig>(gpu, &list, Types::Narrow, (bf16(), r, r), extra),
         "lion-16-stochastic" => steps::<LionConfig>(gpu, &list, Types::Wide, (bf16(), r, near), extra),
         "lion-10-stochastic" => steps::<LionConfig>(gpu, &list, Types::Narrow, (bf16(), r, r), extra),
-        "ademamix-24-stochastic" => {
-            steps::<AdEMAMixConfig>(gpu, &list, Types::Wide, (bf16().into(), r, near), extra)
-        }
-        "ademamix-18-stochastic" => {
-            steps::<AdEMAMixConfig>(gpu, &list, Types::Narrow, (bf16().into(), r, r), extra)
-        }
+        "ademamix-24-stochastic" => steps::<AdEMAMixConfig>(gpu, &list, Types::Wide, (bf16().into(), r, near), extra),
+        "ademamix-18-stochastic" => steps::<AdEMAMixConfig>(gpu, &list, Types::Narrow, (bf16().into(), r, r), extra),
         "lamb-32-stochastic" => steps::<LambConfig>(gpu, &list, Types::Wide, (bf16().into(), r, near), extra),
         "adam-16-any-stochastic" => steps::<AdamConfig>(gpu, &list, Types::Wide, (FP8, r, near), extra),
-        "lion-13-any-stochastic" => {
-            steps::<LionConfig>(gpu, &list, Types::Wide, (StateFormat::E4M3, r, near), extra)
-        }
+        "lion-13-any-stochastic" => steps::<LionConfig>(gpu, &list, Types::Wide, (StateFormat::E4M3, r, near), extra),
         _ => Err(format!("no case {name}").into()),
     }
 }

@@ -629,8 +629,8 @@ struct Run {
 fn codes(moment: &optim::Moment) -> (Vec<u8>, Vec<u32>) {
     let optim::Moment::Blocks(blocks) = moment else { return (vec![], vec![]) };
     let scales = match blocks.scales() {
-        halfulp::format::Scales::F32(scales) => scales.iter().map(|scale| scale.to_bits()).collect(),
-        halfulp::format::Scales::E8M0(scales) => scales.iter().map(|&scale| scale.into()).collect(),
+        Scales::F32(scales) => scales.iter().map(|scale| scale.to_bits()).collect(),
+        Scales::E8M0(scales) => scales.iter().map(|&scale| scale.into()).collect(),
         other => panic!("{other:?}"),
     };
     (blocks.codes().to_vec(), scales)

@@ -55,7 +55,8 @@ fn replays<R: Rule>(gpu: &Gpu, states: impl Into<R::States>, schedule: impl Fn(u
         let sums: Vec<ChunkSums> = (0u64..).zip(&g).map(|(id, g)| ChunkSums::of(id, g)).collect();
         let control = StepControl::default().clipped(clip.coefficient(GradientNorm::gather(&sums)?, 1.0)?);
         skipped += u64::from(control.found_inf);
-        let mut list: Vec<_> = (0u64..).zip(p.iter_mut().zip(&g)).map(|(id, (p, g))| Parameter::numbered(id, p, g)).collect();
+        let mut list: Vec<_> =
+            (0u64..).zip(p.iter_mut().zip(&g)).map(|(id, (p, g))| Parameter::numbered(id, p, g)).collect();
         let _ = host.step_controlled(&control, &mut list)?;
 
         let mut enqueue = || {
@@ -98,7 +99,9 @@ fn a_replayed_graph_is_ten_steps() -> Result<(), CudaError> {
     let Some(gpu) = gpu() else { return Ok(()) };
     let lr = |step: u64| 1e-2 / (step + 1) as f64;
     let fp8 = States { m: StateFormat::E4M3, v: StateFormat::UE4M4 };
-    for states in [StateFormat::F32.into(), StateFormat::Bf16.into(), fp8, States::FP4, States { m: StateFormat::Bf16, ..fp8 }] {
+    for states in
+        [StateFormat::F32.into(), StateFormat::Bf16.into(), fp8, States::FP4, States { m: StateFormat::Bf16, ..fp8 }]
+    {
         replays(&gpu, states, |step| AdamWConfig { lr: lr(step), weight_decay: 0.1, ..AdamWConfig::default() })?;
         replays(&gpu, states, |step| LambConfig { lr: lr(step), ..LambConfig::default() })?;
     }

@@ -22,58 +22,139 @@ fn ptx_is_of_these_sources() {
     assert_eq!(named.iter().map(|name| name.trim_start_matches("./")).collect::<Vec<_>>(), sources);
 }
 
-fn shipped(prefix: &str) -> Vec<(String, String)> {
+/// Names and texts of the PTX, by name.
+fn shipped() -> Vec<(String, String)> {
     let folder = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/ptx")).unwrap();
     let names = folder.map(|entry| entry.unwrap().path()).filter(|path| path.extension().is_some_and(|it| it == "ptx"));
-    names
+    let mut all: Vec<_> = names
         .map(|path| (path.file_stem().unwrap().to_str().unwrap().to_string(), std::fs::read_to_string(path).unwrap()))
-        .filter(|(name, _)| name.starts_with(prefix))
-        .collect()
+        .collect();
+    all.sort();
+    all
 }
 
 /// What no kernel may contain: what could round otherwise than the CPU does, or slow. The assembler may fuse a multiplication
 /// and an addition that do not name their rounding.
 fn forbids(name: &str, ptx: &str) {
-    for forbidden in
-        [".approx", ".ftz", ".local", "call", "mad.f32", "mad.rn.f32", "mul.f32", "add.f32", "sub.f32", "fma.f32"]
-    {
+    for forbidden in [".approx", ".full", ".ftz", ".local", "call", "mad.rn."] {
         assert!(!ptx.contains(forbidden), "{name}: {forbidden}");
+    }
+    for operation in ["mad", "mul", "add", "sub", "fma", "div", "rcp", "sqrt"] {
+        for width in ["f32", "f64"] {
+            let forbidden = format!("{operation}.{width}");
+            assert!(!ptx.contains(&forbidden), "{name}: {forbidden}");
+        }
     }
 }
 
-/// What every module of casts and steps keeps, whatever it was compiled for.
+/// What a rule writes for an element in kernels/rules.cuh.
+struct Rule {
+    name: &'static str,
+    states: usize,
+    /// Fused operations of a step, and those of them that make the new states.
+    fused: usize,
+    of_states: usize,
+    /// Values that are looked at for NaN: the parameter, and each state that leaves the parameter finite when it is not.
+    watched: usize,
+    /// Divisions, and as many square roots.
+    divisions: usize,
+    /// Of its scalars, in f64: fused operations, divisions, square roots.
+    scalars: [usize; 3],
+}
+
+const RULES: [Rule; 6] = [
+    // m, v; denominator, decay, parameter. The learning rate's correction, and one under a root.
+    Rule { name: "adamw", states: 2, fused: 5, of_states: 2, watched: 2, divisions: 1, scalars: [0, 2, 1] },
+    // Gradient with decay, m, v; denominator, parameter.
+    Rule { name: "adam", states: 2, fused: 5, of_states: 3, watched: 2, divisions: 1, scalars: [0, 2, 1] },
+    // Gradient with decay, momentum; the momentum ahead, decay, parameter.
+    Rule { name: "sgd", states: 1, fused: 5, of_states: 2, watched: 2, divisions: 0, scalars: [0, 0, 0] },
+    // Momentum; direction, decay, parameter.
+    Rule { name: "lion", states: 1, fused: 4, of_states: 1, watched: 2, divisions: 0, scalars: [0, 0, 0] },
+    // m, v, the slow m; denominator, numerator, decay, parameter. Three exponentials, two of them within logarithms, have a division
+    // and three fused operations each; logarithms one more division; two shares of time, two corrections and three inverses.
+    Rule { name: "ademamix", states: 3, fused: 7, of_states: 3, watched: 3, divisions: 1, scalars: [9, 12, 1] },
+    // m, v; denominator, update with decay, parameter. Two corrections, one under a root.
+    Rule { name: "lamb", states: 2, fused: 5, of_states: 2, watched: 2, divisions: 1, scalars: [0, 2, 1] },
+];
+
+/// Fused operations, divisions and square roots of a kernel, in f32 and in f64.
+type Counts = [[usize; 3]; 2];
+
+fn counts(kernel: &str) -> Counts {
+    ["f32", "f64"].map(|width| {
+        let count = |operation: &str| kernel.matches(&format!("{operation}.rn.{width}")).count();
+        [count("fma"), count("div") + count("rcp"), count("sqrt")]
+    })
+}
+
+/// What they are in the kernel of this name, which has these.
+fn written(entry: &str, counts: &Counts) -> Counts {
+    let words: Vec<&str> = entry.split('_').collect();
+    let none = [0; 3];
+    let rule = |name: &str| {
+        RULES.iter().find(|rule| rule.name == name).unwrap_or_else(|| panic!("{entry}: no rule has this name"))
+    };
+    match words[..] {
+        ["cast" | "decode" | "set", ..] => [none; 2],
+        // The scale of a tensor is a quotient by a constant, which the compiler narrows.
+        ["encode", _, "global"] => [[0, 1, 0], none],
+        ["encode", _, "amax"] => [none; 2],
+        // Two rules of scales divide, and each of eight elements.
+        ["encode", ..] => [none, [0, 2 + 8, 0]],
+        // Squares of four lanes: of eight rounds at once and of one alone, for three types.
+        ["norm", "chunks"] => [none, [3 * (8 + 1) * 4, 0, 0]],
+        ["norm", "combine"] => [none, [0, 1, 1]],
+        ["prepare", name] => [none, rule(name).scalars],
+        // The ratio of norms, and the norms of parameters and of updates.
+        ["trust", _] => [none, [0, 1, 2]],
+        // All but the parameter, of four elements, twice where types are known; squares of the parameter and of that.
+        ["norms", name, ref types @ ..] => {
+            let (rule, elements) = (rule(name), if types == ["any"] { 4 } else { 8 });
+            let each = [rule.fused - 1, rule.divisions, rule.divisions];
+            [each.map(|each| each * elements), [2 * elements, 0, 0]]
+        }
+        // Four elements, of which the compiler may take some apart. Each state divides in f64 under a scale that is an f32: for the
+        // scale, for its code, and for the code of the old value.
+        ["any", name] => {
+            let rule = rule(name);
+            let elements = counts[0][0] / rule.fused;
+            assert!((4..=8).contains(&elements), "{entry}: {elements} elements");
+            let each = [rule.fused, rule.divisions, rule.divisions];
+            [each.map(|each| each * elements), [0, 3 * rule.states, 0]]
+        }
+        // Elements at once, of which the parameter alone is looked at; and one by one, states first for the scales of blocks, then
+        // everything.
+        ["blocks", parameters, ..] => {
+            let (rule, elements) = (rule("adamw"), if parameters == "f32" { 8 } else { 16 });
+            let fused = elements * (rule.fused + 1) + rule.of_states + rule.fused;
+            [[fused, (elements + 1) * rule.divisions, (elements + 1) * rule.divisions], none]
+        }
+        // Elements at once, each with those that look for NaN, and one by one.
+        [name, parameters, ..] => {
+            let (rule, elements) = (rule(name), if parameters == "f32" { 4 } else { 8 });
+            let fused = elements * (rule.fused + rule.watched) + rule.fused;
+            [[fused, (elements + 1) * rule.divisions, (elements + 1) * rule.divisions], none]
+        }
+        [] | [_] => panic!("{entry}: no kernel has this name"),
+    }
+}
+
+/// What every module keeps, whatever it was compiled for: operations are those that the sources write, each rounded by itself.
 fn keeps_the_contract(name: &str, ptx: &str) {
     forbids(name, ptx);
     assert!(ptx.contains(".visible .entry "), "{name}: no kernels");
     for kernel in ptx.split(".visible .entry ").skip(1) {
         let entry = kernel.split('(').next().unwrap();
-        let fused = kernel.matches("fma.rn.f32").count();
-        // Casts into blocks divide: in f64, which the compiler may narrow where the quotient is rounded to f32.
-        if entry.starts_with("encode_") {
-            assert_eq!((fused, kernel.matches("fma.rn.f64").count()), (0, 0), "{name}: {entry}");
-            continue;
-        }
-        // The rule writes five fused operations an element. Some elements at once take one or two more each that look for NaN.
-        // One is alone in the loop that takes elements one by one; of a block its moments are made twice.
-        let (at_once, more, alone) = match entry.split('_').next() {
-            Some("adamw") if entry.starts_with("adamw_f32") => (4, 2, 5),
-            Some("adamw") => (8, 2, 5),
-            Some("blocks") if matches!(entry, "blocks_any" | "blocks_mixed") => (0, 0, 7),
-            Some("blocks") if entry.starts_with("blocks_f32") => (8, 1, 7),
-            Some("blocks") => (16, 1, 7),
-            _ => (0, 0, 0),
-        };
-        assert_eq!(fused, (5 + more) * at_once + alone, "{name}: {entry}");
-        for rounded in ["div.rn.f32", "sqrt.rn.f32"] {
-            assert_eq!(kernel.matches(rounded).count(), at_once + alone.min(1), "{name}: {entry}: {rounded}");
-        }
+        let counts = counts(kernel);
+        assert_eq!(counts, written(entry, &counts), "{name}: {entry}");
     }
 }
 
 #[test]
 fn ptx_contract() {
-    let modules = ["cast_", "adamw_", "blocks_", "encode_", "decode"].map(shipped).concat();
-    assert_eq!(modules.len(), 13);
+    let modules: Vec<_> = shipped().into_iter().filter(|(name, _)| !name.starts_with("hardware_")).collect();
+    assert_eq!(modules.len(), 20);
     for (name, ptx) in modules {
         assert!(ptx.contains(".version 7.1\n") && ptx.contains(".target sm_80\n"), "{name}");
         keeps_the_contract(&name, &ptx);
@@ -84,7 +165,7 @@ fn ptx_contract() {
 /// of its word.
 #[test]
 fn ptx_of_hardware_rounding() {
-    let modules = shipped("hardware_");
+    let modules: Vec<_> = shipped().into_iter().filter(|(name, _)| name.starts_with("hardware_")).collect();
     assert_eq!(modules.len(), 2);
     for (name, ptx) in modules {
         let architecture = name.trim_start_matches("hardware_");
@@ -126,6 +207,7 @@ fn compiled_ptx_keeps_the_contract() {
         entries.sort();
         entries
     };
+    let shipped = shipped();
     let check = |major, minor| {
         for module in nvrtc::MODULES {
             let compiled = nvrtc::compile(module, (major, minor)).unwrap();
@@ -133,8 +215,8 @@ fn compiled_ptx_keeps_the_contract() {
             assert!(compiled.ptx.contains(&format!(".target sm_{major}{minor}\n")), "{name}");
             assert!(compiled.cubin.starts_with(b"\x7FELF"), "{name}");
             keeps_the_contract(&name, &compiled.ptx);
-            let (_, same) = shipped(module).pop().unwrap();
-            assert_eq!(entries(&compiled.ptx), entries(&same), "{name}");
+            let (_, same) = shipped.iter().find(|(name, _)| name == module).unwrap();
+            assert_eq!(entries(&compiled.ptx), entries(same), "{name}");
         }
     };
     std::thread::scope(|scope| {

@@ -89,7 +89,7 @@ enum Optimizer<P> {
     #[cfg(feature = "cuda")]
     Gpu {
         gpu: Gpu,
-        adamw: cuda::AdamW,
+        adamw: Box<cuda::AdamW>,
         params: Vec<DeviceVec<P>>,
     },
 }
@@ -108,7 +108,7 @@ impl<P: Stored> Stepper<P> {
             #[cfg(feature = "cuda")]
             Device::Gpu(gpu) => Optimizer::Gpu {
                 gpu: gpu.clone(),
-                adamw: cuda::AdamW::new(gpu, config, states, rounding)?,
+                adamw: Box::new(cuda::AdamW::new(gpu, config, states, rounding)?),
                 params: params.iter().map(|params| gpu.upload(params)).collect::<Result<_, _>>()?,
             },
         };

@@ -96,7 +96,7 @@ fn compiler() -> Command {
     command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels"));
     // A multiplication and an addition stay two operations, each rounded.
     command.args(["-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-strict-aliasing"]);
-    command.args(["-Wall", "-Werror", "-Wno-parentheses", "-Wno-unknown-pragmas"]);
+    command.args(["-Wall", "-Werror", "-Wno-parentheses", "-Wno-unknown-pragmas", "-Wno-sign-compare"]);
     command
 }
 
@@ -229,7 +229,11 @@ impl Device for Emulated {
     unsafe fn enqueue<A: DeviceRepr>(&self, launch: Launch<'_>, arguments: &A) -> Result<(), CudaError> {
         let Launch { module, kernel, blocks, threads } = launch;
         let refused = |message: String| CudaError::Driver { name: kernel.into(), message };
-        let known = *SEEN.lock().unwrap_or_else(std::sync::PoisonError::into_inner).entry(kernel.into()).or_insert_with(|| declared(module, kernel));
+        let known = *SEEN
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .entry(kernel.into())
+            .or_insert_with(|| declared(module, kernel));
         if let Some((bytes, most)) = known {
             if bytes != size_of::<A>() || threads > most {
                 let got = size_of::<A>();

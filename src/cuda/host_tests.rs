@@ -7,13 +7,16 @@ use std::sync::OnceLock;
 
 use half::f16;
 
-use super::plan::moment;
 use super::blocks::{Decoder, Encoder, rule};
 use super::plan::MomentArguments;
+use super::plan::moment;
 use crate::cast::Cast;
 use crate::format::{BlockFormat, BlockScale, BlockVec, Decoder as CpuDecoder, Scales, Specials, pack};
 use crate::optim::sealed;
-use crate::optim::{AdEMAMixConfig, AdamConfig, AdamWConfig, LambConfig, LionConfig, Rule, SgdConfig, StepControl, Visit, BlockEncoder, ChunkSums, Clip, StateFormat};
+use crate::optim::{
+    AdEMAMixConfig, AdamConfig, AdamWConfig, BlockEncoder, ChunkSums, Clip, LambConfig, LionConfig, Rule, SgdConfig,
+    StateFormat, StepControl, Visit,
+};
 use crate::random::{Draws, Keys, Role};
 use crate::round::lanes::tests::first_up;
 use crate::round::lanes::{Draws16, NearestEven, Target32};
@@ -192,8 +195,11 @@ fn stored_halves_are_those_of_the_definition() {
     }
 }
 
+/// Asks the program of the rule of this number.
+type Comparison = fn(&PathBuf, u32);
+
 /// Numbers of rules.
-fn rules() -> [(u32, fn(&PathBuf, u32)); 6] {
+fn rules() -> [(u32, Comparison); 6] {
     [
         (0, the_rule::<AdamWConfig>),
         (1, the_rule::<AdamConfig>),
@@ -262,8 +268,7 @@ fn the_rule<R: Rule>(program: &PathBuf, number: u32) {
             let ages = ages.iter().flat_map(|age| [*age as u32, (age >> 32) as u32]);
             ages.chain([control.gradient_scale.to_bits(), control.clip.to_bits()])
         });
-        let request: Vec<u32> =
-            [12, number].into_iter().chain(hyper).chain([ages.len() as u32]).chain(given).collect();
+        let request: Vec<u32> = [12, number].into_iter().chain(hyper).chain([ages.len() as u32]).chain(given).collect();
         for (ages, got) in ages.iter().zip(ask(program, &request).chunks(14)) {
             let expected = scalar_words(config.scalars(*ages, &control));
             assert_eq!(got, expected, "{config:?} at {ages:?}");
@@ -272,7 +277,16 @@ fn the_rule<R: Rule>(program: &PathBuf, number: u32) {
         let scalars = config.scalars([3, 3, 3], &control);
         let mut elements = words(5 << 19);
         let specials = [
-            0u32, 1 << 31, 1, 0x0080_0000, 0x3F80_0000, 0xBF80_0000, 0x7F7F_FFFF, 0x7F80_0000, 0xFF80_0000, 0x7FC0_0001,
+            0u32,
+            1 << 31,
+            1,
+            0x0080_0000,
+            0x3F80_0000,
+            0xBF80_0000,
+            0x7F7F_FFFF,
+            0x7F80_0000,
+            0xFF80_0000,
+            0x7FC0_0001,
         ];
         for (i, word) in elements.iter_mut().take(5 * 100_000).enumerate() {
             *word = specials[i / 5 / 10usize.pow(i as u32 % 5) % 10];
@@ -285,7 +299,8 @@ fn the_rule<R: Rule>(program: &PathBuf, number: u32) {
         for (input, output) in elements.chunks(5).zip(ask(program, &request).chunks(4)) {
             let [p, g, states @ ..] = [0, 1, 2, 3, 4].map(|i| f32::from_bits(input[i]));
             let (p, states) = R::step(&scalars, p, g, states);
-            let expected = [p, states[0], states[1], states[2]].map(|x| if x.is_nan() { 0x7FC0_0000 } else { x.to_bits() });
+            let expected =
+                [p, states[0], states[1], states[2]].map(|x| if x.is_nan() { 0x7FC0_0000 } else { x.to_bits() });
             let mut output: [u32; 4] = output.try_into().unwrap();
             output[1 + R::STATES.len()..].copy_from_slice(&expected[1 + R::STATES.len()..]);
             assert_eq!(output, expected, "{config:?} {input:#x?}");

@@ -20,6 +20,8 @@
 //! Calls enqueue work on one stream and return; only [`Gpu::download`] and [`Gpu::synchronize`] wait. Memory that belongs to
 //! somebody else, and somebody else's stream, come in through the `unsafe` entry points, as structs of raw addresses.
 
+#[cfg(test)]
+mod block_tests;
 mod blocks;
 mod cast;
 #[cfg(test)]
@@ -33,12 +35,12 @@ mod host_tests;
 mod kernel_tests;
 mod launch;
 mod norm;
+#[cfg(feature = "nvrtc")]
+pub mod nvrtc;
 mod optimizer;
 #[cfg(test)]
 mod optimizer_tests;
 mod plan;
-#[cfg(feature = "nvrtc")]
-pub mod nvrtc;
 
 pub use blocks::{BlocksMemory, DeviceBlocks};
 pub use cast::{CastMemory, DevicePacked, Source};

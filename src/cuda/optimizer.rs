@@ -11,8 +11,9 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use super::cast::Source;
 use super::launch::{Shape, aligned, disjoint, launch};
 use super::plan::{
-    AnyArguments, AnyNormsArguments, COPIES, Clock, ControlArguments, DeviceCounts, HYPER, HyperArguments, Item, ManyArguments,
-    NormsArguments, Options, PlannedLaunch, PrepareArguments, Record, Resident, Tables, Takes, TrustArguments, scales_at,
+    AnyArguments, AnyNormsArguments, COPIES, Clock, ControlArguments, DeviceCounts, HYPER, HyperArguments, Item,
+    ManyArguments, NormsArguments, Options, PlannedLaunch, PrepareArguments, Record, Resident, Tables, Takes,
+    TrustArguments, scales_at,
 };
 use super::{CudaError, DeviceNorm, DeviceVec, ElementType, Gpu};
 use crate::format::{BlockScale, Scales};
@@ -302,7 +303,8 @@ impl<R: Rule> Optimizer<R> {
     /// [`CudaError::Optim`] for factors out of their range; the old ones stay then.
     pub fn set_control(&mut self, control: &StepControl) -> Result<(), CudaError> {
         control.check()?;
-        let bits = |control: &StepControl| (control.gradient_scale.to_bits(), control.clip.to_bits(), control.found_inf);
+        let bits =
+            |control: &StepControl| (control.gradient_scale.to_bits(), control.clip.to_bits(), control.found_inf);
         if bits(&self.control) != bits(control) {
             let &StepControl { gradient_scale, clip, found_inf } = control;
             let clock = self.clock.address();
@@ -615,11 +617,7 @@ impl<R: Rule> Optimizer<R> {
 
     /// # Safety
     /// As [`step_plan`](Self::step_plan).
-    unsafe fn step_plan_with(
-        &mut self,
-        plan: &mut StepPlan,
-        norm: Option<(u64, NonFinite)>,
-    ) -> Result<(), CudaError> {
+    unsafe fn step_plan_with(&mut self, plan: &mut StepPlan, norm: Option<(u64, NonFinite)>) -> Result<(), CudaError> {
         if plan.generation != self.generation {
             let list = raw(&plan.list);
             self.prepare(&list)?;
@@ -642,9 +640,11 @@ impl<R: Rule> Optimizer<R> {
         let planned = self.plan.take().filter(|plan| {
             plan.generation == self.generation
                 && plan.list.len() == list.len()
-                && plan.list.iter().zip(list).all(|(memory, listed)| {
-                    *memory == listed.memory && listed.grads as u64 == memory.n
-                })
+                && plan
+                    .list
+                    .iter()
+                    .zip(list)
+                    .all(|(memory, listed)| *memory == listed.memory && listed.grads as u64 == memory.n)
         });
         let plan = match planned {
             Some(plan) => plan,
@@ -691,7 +691,8 @@ impl<R: Rule> Optimizer<R> {
             ])?;
         }
         let mut made = Vec::new();
-        for Listed { tensor, memory, .. } in list.iter().filter(|listed| !self.tensors.contains_key(&listed.tensor.id)) {
+        for Listed { tensor, memory, .. } in list.iter().filter(|listed| !self.tensors.contains_key(&listed.tensor.id))
+        {
             let n = length(memory.n)?;
             let settings = &self.groups[memory.group];
             let formats = settings.states.formats();
@@ -819,7 +820,13 @@ impl<R: Rule> Optimizer<R> {
         let chunks = u64::from(plan.chunks);
         for launch in &plan.launches {
             let Some((module, kernel)) = &launch.kernel.norms else { continue };
-            let arguments = self.arguments(plan, launch, launch.first + launch.items.len(), 0, launch.ahead(self.multiprocessors)[1]);
+            let arguments = self.arguments(
+                plan,
+                launch,
+                launch.first + launch.items.len(),
+                0,
+                launch.ahead(self.multiprocessors)[1],
+            );
             let sums = plan.sums.address() + 8 * u64::from(launch.chunk);
             // SAFETY: promised by the caller; there is room for two sums of each chunk.
             unsafe {
@@ -846,7 +853,14 @@ impl<R: Rule> Optimizer<R> {
         unsafe { enqueue(&self.gpu, "prepare", "trust_lamb", plan.items.len() as u32, 128, &trust) }
     }
 
-    fn arguments(&self, plan: &StepPlan, launch: &PlannedLaunch, first: usize, counts: u64, ahead: u32) -> AnyArguments {
+    fn arguments(
+        &self,
+        plan: &StepPlan,
+        launch: &PlannedLaunch,
+        first: usize,
+        counts: u64,
+        ahead: u32,
+    ) -> AnyArguments {
         let PlannedLaunch { items, p_type, g_type, states, kernel, .. } = launch;
         let stochastic = |rounding| matches!(rounding, Rounding::Stochastic { .. }).into();
         AnyArguments {
@@ -898,9 +912,10 @@ impl<R: Rule> Optimizer<R> {
         let counts = if self.meter { Some(self.gpu.download(&self.counts)?) } else { None };
         let second = R::STATES.iter().position(|kind| kind.role == Role::SecondMoment);
         let of = |&tensor: &u64| {
-            let stalled = counts.as_ref().zip(second).and_then(|(counts, second)| {
-                self.counts_of(counts, tensor).get(second).map(|counts| counts.public())
-            });
+            let stalled = counts
+                .as_ref()
+                .zip(second)
+                .and_then(|(counts, second)| self.counts_of(counts, tensor).get(second).map(|counts| counts.public()));
             optim::Stepped { tensor, stalled }
         };
         Ok(self.last.iter().map(of).collect())
@@ -1160,9 +1175,10 @@ pub(super) fn words<R: Rule>(config: &R) -> Result<[f64; HYPER], CudaError> {
     let mut config = *config;
     match config.fields(&mut words) {
         Ok(()) if words.exact => Ok(words.values),
-        Ok(()) => {
-            Err(CudaError::Unsupported { argument: "config", reason: "schedules of more than 2^53 steps are for the CPU" })
-        }
+        Ok(()) => Err(CudaError::Unsupported {
+            argument: "config",
+            reason: "schedules of more than 2^53 steps are for the CPU",
+        }),
         Err(never) => match never {},
     }
 }

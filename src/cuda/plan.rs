@@ -585,6 +585,9 @@ mod tests {
 
     #[test]
     fn layouts() {
-        assert_eq!((size_of::<Item>(), size_of::<Record>(), size_of::<Clock>(), size_of::<DeviceCounts>()), (128, 256, 48, 80));
+        assert_eq!(
+            (size_of::<Item>(), size_of::<Record>(), size_of::<Clock>(), size_of::<DeviceCounts>()),
+            (128, 256, 48, 80)
+        );
     }
 }

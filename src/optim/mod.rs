@@ -63,17 +63,17 @@ pub use collective::{Alone, Collective};
 pub use control::{StepControl, StepOutcome};
 #[cfg(all(feature = "cuda", feature = "stall"))]
 pub(crate) use engine::Counts;
-#[cfg(feature = "cuda")]
-pub(crate) use hyper::{Formats, MOST, StateKind, Visit};
 #[cfg(all(test, feature = "cuda"))]
 pub(crate) use hyper::sealed;
 pub use hyper::{AdEMAMixConfig, AdamConfig, AdamWConfig, LambConfig, LionConfig, Rule, SgdConfig, StateSet};
 #[cfg(feature = "cuda")]
-pub(crate) use norm::ClipRule;
+pub(crate) use hyper::{Formats, MOST, StateKind, Visit};
 #[cfg(feature = "cuda")]
-pub(crate) use optimizer::{TensorState, check_group};
+pub(crate) use norm::ClipRule;
 pub use norm::{ChunkSums, Clip, Clipped, GradientNorm, NonFinite, NormError};
 pub use optimizer::{Optimizer, Parameter, ParameterGroup};
+#[cfg(feature = "cuda")]
+pub(crate) use optimizer::{TensorState, check_group};
 pub use reset::ResetMoments;
 #[cfg(feature = "stall")]
 pub use reset::{ResetDue, ResetError, ResetEvent, ResetProgress, ResetSchedule, ResetScope, Resets, Stepped};

@@ -45,7 +45,8 @@ impl StateStalls {
     ) -> Self {
         let predicted = || {
             let rounded = rounded(format).filter(|_| kind.role == Role::SecondMoment)?;
-            let probability = average_probability_since_reset(rounded, config.second_decay()?, age.checked_sub(1)?).ok()?;
+            let probability =
+                average_probability_since_reset(rounded, config.second_decay()?, age.checked_sub(1)?).ok()?;
             Some(if rounding == Rounding::Nearest { probability.nearest } else { probability.stochastic })
         };
         let (state, counts, predicted) = (kind.name, counts.public(), predicted());
