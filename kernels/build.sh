@@ -53,6 +53,8 @@ echo "kernels/ptx is what the sources give"
 budget() {
     case $1 in
     step_*_f32) echo 64 ;;
+    step_ademamix) echo 96 ;;
+    step_lamb) echo 128 ;;
     step_* | blocks_f32) echo 80 ;;
     blocks_bf16) echo 96 ;;
     any | prepare) echo 128 ;;

@@ -49,7 +49,7 @@ template <int WIDTH> FN void decode(const Decode &d) {
         store<EACH>(d.y + at, y);
     } else {
         UNROLL for (int i = 0; i < EACH; i++) {
-            if (i < count) ((u32 *)d.y)[at + i] = y[i];
+            if ((u32)i < count) ((u32 *)d.y)[at + i] = y[i];
         }
     }
 }

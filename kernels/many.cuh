@@ -73,6 +73,13 @@ struct Launch {
     u32 count;      // of items
     u32 p_draws, s_draws; // whether parameters and states are rounded stochastically, for kernels that take any
     u32 ahead; // tiles, or chunks of norms, by which memory is brought into the cache ahead of its use; 0: not at all
+    // Of one item whose step, ages and control the host knows: nothing prepares the launch then, which brings the device to the
+    // same state as if something had.
+    u32 direct;
+    Record record;
+    Clock *clock;
+    u64 *ages; // of the item's tensor
+    u64 step, new_ages[MOST_STATES];
 };
 
 // Copies words of a record that lies in shared memory to registers, four at a time, whenever it is asked: the compiler would keep
@@ -176,7 +183,9 @@ FN const Item *item_of_ahead(const Launch &a, u32 item, u32 tile) {
 // Takes an item and its record to shared memory, as far as they are used; every thread of the block, of 128, comes here.
 FN void take(Taken &to, const Launch &a, u32 item) {
     const u32 i = threadIdx.x;
-    if (i < 56) ((u32 *)&to.record)[i] = ((const u32 *)&a.records[item])[i];
+    if (i < 56) ((u32 *)&to.record)[i] = a.direct ? ((const u32 *)&a.record)[i] : ((const u32 *)&a.records[item])[i];
     if (i >= 64 && i < 64 + 32) ((u32 *)&to.item)[i - 64] = ((const u32 *)&a.items[item])[i - 64];
+    if (a.direct && blockIdx.x == 0 && i >= 96 && i < 96 + MOST_STATES) a.ages[i - 96] = a.new_ages[i - 96];
+    if (a.direct && blockIdx.x == 0 && i == 127) a.clock->step = a.step;
     __syncthreads();
 }

@@ -220,10 +220,10 @@ FN void step(const Launch &a, Taken &taken, u32 (&sums)[5]) {
     if (METER) count<R::COUNT>(a.counts[item.slot * COPIES + blockIdx.x % COPIES], seen, sums);
 }
 
-// Blocks to a multiprocessor: 48 registers a thread leave 10, 64 leave 8, 80 leave 6.
+// Blocks to a multiprocessor: 48 registers a thread leave 10, 64 leave 8, 80 leave 6, 96 leave 5.
 template <class R, class P, class M, bool METER> struct Blocks {
     static const bool MANY = R::COUNT > 2 || METER || M::bytes == 4;
-    static const int OF = P::bytes == 2 ? (MANY ? 6 : 8) : MANY ? 8 : 10;
+    static const int OF = P::bytes == 2 ? (R::COUNT > 2 && M::bytes == 4 ? 5 : MANY ? 6 : 8) : MANY ? 8 : 10;
 };
 
 // Shared memory is the kernel's own: that of a function has a name that depends on where it is compiled.
@@ -310,7 +310,7 @@ FN void norms(const Norms &a, Taken &taken, double (&warps)[CHUNK_THREADS / 32])
 }
 
 #define NORMS(name, R, P, G, M)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(CHUNK_THREADS, 5) norms_##name(const __grid_constant__ Norms a) {     \
+    extern "C" __global__ void __launch_bounds__(CHUNK_THREADS, 4) norms_##name(const __grid_constant__ Norms a) {     \
         __shared__ Taken taken;                                                                                        \
         __shared__ double warps[CHUNK_THREADS / 32];                                                                   \
         norms<R, P, G, M>(a, taken, warps);                                                                            \

@@ -3,7 +3,9 @@
 
 use cudarc::driver::sys;
 use half::bf16;
-use halfulp::cuda::{self, CudaError, DeviceGradients, DeviceNorm, DeviceParameter, DeviceVec, Gpu, Optimizer};
+use halfulp::cuda::{
+    self, CudaError, DeviceGradients, DeviceNorm, DeviceParameter, DeviceVec, ElementType, Gpu, Optimizer, StepMemory,
+};
 use halfulp::optim::{
     self, AdEMAMixConfig, AdamWConfig, ChunkSums, Clip, GradientNorm, LambConfig, LionConfig, NonFinite, Parameter,
     Rounding, Rule, StateFormat, States, StepControl,
@@ -143,7 +145,20 @@ fn a_slow_producer_on_another_stream() -> Result<(), CudaError> {
     producer.cast_into(&cast, &on_producer, &mut grads)?;
     let written = producer.stream().record_event(None)?;
     gpu.stream().wait(&written)?;
-    device.step_tensors(&mut [DeviceParameter::numbered(0, &mut on_device, &grads)])?;
+    let refused = device.step_tensors(&mut [DeviceParameter::numbered(0, &mut on_device, &grads)]).unwrap_err();
+    assert_eq!(refused, CudaError::WrongStream { argument: "grads" });
+    let memory = StepMemory {
+        id: 0,
+        params: on_device.address(),
+        params_type: ElementType::F32,
+        grads: grads.address(),
+        grads_type: ElementType::Bf16,
+        n: n as u64,
+        group: 0,
+        part: None,
+    };
+    // SAFETY: memory of this device, as long as it says, whose writer the stream waits for.
+    unsafe { device.step_raw(&[memory]) }?;
     // SAFETY: an event that was recorded.
     let still_at_work = unsafe { sys::cuEventQuery(written.cu_event()) } == sys::CUresult::CUDA_ERROR_NOT_READY;
     assert!(still_at_work, "the step waited for its gradients on the host");

@@ -1,7 +1,7 @@
 // The CUDA execution model on the host: kernels compile as C++ and run, bit for bit what a GPU makes of them, checked.
 //
 //   g++ -shared -fPIC -O1 -std=c++17 -ffp-contract=off -fsanitize=thread,undefined -x c++ -include kernels/emulation/emulate.hpp
-//       -DSOURCE_F32 kernels/adamw.cu ...                                                        (src/cuda/emulated.rs)
+//       -DSOURCE_ADAM kernels/step.cu ...                                                          (src/cuda/emulated.rs)
 //
 // Blocks run one after another, in any order that is asked for; threads of a block are fibers, which run until they end or wait at a
 // barrier or a collective of their warp. This file has what kernels call; emulate.cpp runs them, and sees every access of theirs to

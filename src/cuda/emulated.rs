@@ -96,7 +96,7 @@ fn compiler() -> Command {
     command.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels"));
     // A multiplication and an addition stay two operations, each rounded.
     command.args(["-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-strict-aliasing"]);
-    command.args(["-Wall", "-Werror", "-Wno-parentheses", "-Wno-unknown-pragmas", "-Wno-sign-compare"]);
+    command.args(["-Wall", "-Werror", "-Wno-parentheses", "-Wno-unknown-pragmas"]);
     command
 }
 

@@ -110,6 +110,15 @@ pub enum CudaError {
         /// Device of the memory.
         got: usize,
     },
+    /// Memory of one stream handed to another.
+    #[error(
+        "{argument}: expected memory made on this stream, got memory of another, whose work may come after; order the streams and \
+         hand over addresses"
+    )]
+    WrongStream {
+        /// The argument.
+        argument: &'static str,
+    },
     /// A wrong number of elements.
     #[error("{argument}: expected {expected} elements, got {got}")]
     Length {

@@ -165,6 +165,17 @@ impl Gpu {
         Ok((major.unsigned_abs(), minor.unsigned_abs()))
     }
 
+    /// Whether what is enqueued goes into a graph.
+    pub(super) fn is_capturing(&self) -> Result<bool, CudaError> {
+        match &self.backend {
+            Backend::Cuda { stream, .. } => {
+                Ok(stream.capture_status()? != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+            }
+            #[cfg(test)]
+            Backend::Emulated(_) => Ok(false),
+        }
+    }
+
     /// Number of multiprocessors of the device.
     pub(super) fn multiprocessors(&self) -> Result<u32, CudaError> {
         match &self.backend {
@@ -379,10 +390,24 @@ impl Gpu {
     }
 
     pub(super) fn own<T>(&self, values: &DeviceVec<T>, argument: &'static str) -> Result<(), CudaError> {
-        let (expected, got) = (self.ordinal(), values.ordinal());
-        if expected == got { Ok(()) } else { Err(CudaError::WrongDevice { argument, expected, got }) }
+        self.own_place(values.place(), argument)
+    }
+
+    /// Refuses memory of another device or of another stream, after whose work this one's does not come.
+    pub(super) fn own_place(&self, (got, stream): Place, argument: &'static str) -> Result<(), CudaError> {
+        let expected = self.ordinal();
+        match &self.backend {
+            _ if expected != got => Err(CudaError::WrongDevice { argument, expected, got }),
+            Backend::Cuda { stream: own, .. } if own.cu_stream().addr() != stream => {
+                Err(CudaError::WrongStream { argument })
+            }
+            _ => Ok(()),
+        }
     }
 }
+
+/// A device's number and a stream's address.
+pub(super) type Place = (usize, usize);
 
 fn same_length(argument: &'static str, expected: usize, got: usize) -> Result<(), CudaError> {
     if expected == got {
@@ -460,11 +485,11 @@ impl<T> DeviceVec<T> {
         self.len == 0
     }
 
-    pub(super) fn ordinal(&self) -> usize {
+    pub(super) fn place(&self) -> Place {
         match &self.memory {
-            Memory::Cuda(memory) => memory.context().ordinal(),
+            Memory::Cuda(memory) => (memory.context().ordinal(), memory.stream().cu_stream().addr()),
             #[cfg(test)]
-            Memory::Emulated(..) => 0,
+            Memory::Emulated(..) => (0, 0),
         }
     }
 

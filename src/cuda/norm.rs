@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 use core::marker::PhantomData;
 
 use super::cast::Source;
+use super::gpu::Place;
 use super::launch::{ChunksArguments, CombineArguments, Device, Shape, THREADS, aligned, launch};
 use super::{CudaError, DeviceVec, ElementType, Gpu};
 use crate::optim::{ChunkSums, Clip, ClipRule, GradientNorm, NormError, Shard};
@@ -25,7 +26,7 @@ pub struct GradientMemory {
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceGradients<'a> {
     memory: GradientMemory,
-    ordinal: usize,
+    place: Place,
     borrowed: PhantomData<&'a [u8]>,
 }
 
@@ -50,7 +51,7 @@ impl<'a> DeviceGradients<'a> {
 
     fn new<G: Source>(id: u64, shard: Shard, grads: &'a DeviceVec<G>) -> Self {
         let memory = GradientMemory { id, shard, grads: grads.address(), grads_type: G::TYPE };
-        Self { memory, ordinal: grads.ordinal(), borrowed: PhantomData }
+        Self { memory, place: grads.place(), borrowed: PhantomData }
     }
 }
 
@@ -102,7 +103,9 @@ impl DeviceNorm {
     /// # Errors
     /// [`CudaError::OutOfMemory`].
     pub fn new(gpu: &Gpu) -> Result<Self, CudaError> {
-        let (chunks, result) = (gpu.zeroed(0)?, gpu.zeroed(1)?);
+        // Of nothing, which nothing clips.
+        let result = NormResult { sum_of_squares: 0.0, clip: 1.0, found_inf: 0 };
+        let (chunks, result) = (gpu.zeroed(0)?, gpu.upload(&[result])?);
         let levels = lengths(0).into_iter().map(|n| gpu.zeroed(n)).collect::<Result<_, _>>()?;
         Ok(Self { gpu: gpu.clone(), list: Vec::new(), sorted: Vec::new(), chunks, levels, result })
     }
@@ -114,7 +117,7 @@ impl DeviceNorm {
     /// gather then.
     ///
     /// # Errors
-    /// [`CudaError::WrongDevice`], [`CudaError::OutOfMemory`], and [`CudaError::Norm`] for two shards of one tensor that
+    /// [`CudaError::WrongDevice`], [`CudaError::WrongStream`], [`CudaError::OutOfMemory`], and [`CudaError::Norm`] for two shards of one tensor that
     /// overlap or disagree on its length.
     pub fn enqueue(
         &mut self,
@@ -122,10 +125,7 @@ impl DeviceNorm {
         gradient_scale: f32,
         gradients: &[DeviceGradients<'_>],
     ) -> Result<(), CudaError> {
-        let expected = self.gpu.ordinal();
-        if let Some(other) = gradients.iter().find(|gradients| gradients.ordinal != expected) {
-            return Err(CudaError::WrongDevice { argument: "grads", expected, got: other.ordinal });
-        }
+        gradients.iter().try_for_each(|gradients| self.gpu.own_place(gradients.place, "grads"))?;
         let list: Vec<GradientMemory> = gradients.iter().map(|gradients| gradients.memory).collect();
         // SAFETY: buffers of this device, as long as their shards say, borrowed until the work is enqueued; a buffer is freed
         // in stream order.

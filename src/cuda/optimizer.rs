@@ -2,6 +2,7 @@
 
 use alloc::collections::BTreeMap;
 use alloc::string::String;
+use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::array::from_fn;
@@ -11,15 +12,15 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use super::cast::Source;
 use super::launch::{Shape, aligned, disjoint, launch};
 use super::plan::{
-    AnyArguments, AnyNormsArguments, COPIES, Clock, ControlArguments, DeviceCounts, HYPER, HyperArguments, Item,
-    ManyArguments, NormsArguments, Options, PlannedLaunch, PrepareArguments, Record, Resident, Tables, Takes,
+    AnyArguments, AnyNormsArguments, COPIES, Clock, ControlArguments, DeviceCounts, Direct, HYPER, HyperArguments,
+    Item, ManyArguments, NormsArguments, Options, PlannedLaunch, PrepareArguments, Record, Resident, Tables, Takes,
     TrustArguments, scales_at,
 };
 use super::{CudaError, DeviceNorm, DeviceVec, ElementType, Gpu};
 use crate::format::{BlockScale, Scales};
 use crate::optim::{self, Entry, MOST, Moment, NonFinite, NormError, OptimError, ParameterGroup, Real, ResetMoments};
 use crate::optim::{Formats, Rounding, Rule, StateFormat, States, StepControl, Tensor, TensorState, Visit, check};
-use crate::random::Role;
+use crate::random::{Keys, Role};
 
 /// One tensor of a step, or a part of one, in device memory.
 #[derive(Debug)]
@@ -102,8 +103,12 @@ struct State {
 
 /// A list of tensors with the tables that steps over it go by: [`Optimizer::plan_raw`].
 #[derive(Debug)]
-pub struct StepPlan {
-    list: Vec<StepMemory>,
+pub struct StepPlan(Arc<Planned>);
+
+/// The tables, which a captured graph may outlive the plan with.
+#[derive(Debug)]
+struct Planned {
+    tensors: Arc<Tensors>,
     /// Of the optimizer's memory when this was made.
     generation: u64,
     items: DeviceVec<Item>,
@@ -113,6 +118,21 @@ pub struct StepPlan {
     sums: DeviceVec<f64>,
     launches: Vec<PlannedLaunch>,
     chunks: u32,
+}
+
+/// The tensors of a plan, and where their ages are.
+#[derive(Debug, Default)]
+struct Tensors {
+    list: Vec<StepMemory>,
+    slots: Vec<u32>,
+}
+
+/// What captured graphs hold the addresses of.
+#[derive(Debug, Default)]
+struct Retired {
+    plans: Vec<Arc<Planned>>,
+    by_slot: Vec<(DeviceVec<u64>, DeviceVec<DeviceCounts>)>,
+    hyper: Vec<DeviceVec<f64>>,
 }
 
 /// A number that no optimizer had before.
@@ -133,12 +153,12 @@ pub struct StepProgress {
 /// An optimizer whose parameters, gradients and states are on a GPU: the bits of [`optim::Optimizer`], by the names of
 /// [`optim`].
 ///
-/// A step over any number of tensors is a launch that prepares it and one for each combination of types and formats among them,
-/// on the stream of the [`Gpu`]; it does not wait. Tables of the list of tensors stay on the device and are made anew when the list
+/// A step over any number of tensors is a launch that prepares it, unless it is one tensor alone, and one for each combination of types
+/// and formats among them, on the stream of the [`Gpu`]; it does not wait, and gives no report of blocks that hold a NaN. Tables of the list of tensors stay on the device and are made anew when the list
 /// differs from that of the last step, and then only. Step and ages, learning rates and other hyper-parameters, loss
 /// scale, clip coefficient and seeds are on the device, too, so that a CUDA graph of a step, captured once, replays with all of them as
 /// they are by then: [`set_config`](Self::set_config) and [`set_control`](Self::set_control) enqueue their change. The list
-/// must be stepped once before the capture, and the graph must not outlive the optimizer, or a change of its tensors or groups.
+/// must be stepped once before the capture. The graph must not outlive the optimizer, and steps the tensors and groups that there were.
 #[derive(Debug)]
 pub struct Optimizer<R: Rule> {
     gpu: Gpu,
@@ -148,6 +168,9 @@ pub struct Optimizer<R: Rule> {
     parameters: Rounding,
     tensors: BTreeMap<u64, State>,
     clock: DeviceVec<Clock>,
+    /// What steps are told that are told nothing else.
+    standing: StepControl,
+    /// What the device has.
     control: StepControl,
     /// By slot and state; more than there are tensors.
     ages: DeviceVec<u64>,
@@ -158,9 +181,19 @@ pub struct Optimizer<R: Rule> {
     meter: bool,
     generation: u64,
     multiprocessors: u32,
-    plan: Option<StepPlan>,
-    /// Tensors of the last step.
-    last: Vec<u64>,
+    /// Steps executed and left out, as long as the host knows them: until a step is left to the device to leave out, or captured.
+    known: Option<StepProgress>,
+    /// Steps that the host has left out, which the device does not count.
+    left_out: u64,
+    /// Ages by slot, as far as the host knows them, and steps of a plan that are to be added.
+    host_ages: Vec<[u64; MOST]>,
+    pending: (Arc<Tensors>, u64),
+    plan: Option<Arc<Planned>>,
+    /// Tensors of the last step that was enqueued.
+    last: Arc<Tensors>,
+    /// What captured graphs hold on to.
+    captured: bool,
+    retired: Retired,
 }
 
 /// Slots of the first table of ages.
@@ -191,7 +224,8 @@ impl<R: Rule> Optimizer<R> {
             rounding,
             parameters: rounding,
             tensors: BTreeMap::new(),
-            clock: gpu.upload(&[clock_of(0, rounding, rounding, &control)])?,
+            clock: gpu.upload(&[clock_of(StepProgress { executed: 0, skipped: 0 }, rounding, rounding, &control)])?,
+            standing: control,
             control,
             ages: gpu.zeroed(FIRST_SLOTS * MOST)?,
             counts: gpu.zeroed(FIRST_SLOTS * COPIES)?,
@@ -200,8 +234,14 @@ impl<R: Rule> Optimizer<R> {
             meter: false,
             generation: new_generation(),
             multiprocessors: gpu.multiprocessors()?,
+            known: Some(StepProgress { executed: 0, skipped: 0 }),
+            left_out: 0,
+            host_ages: Vec::new(),
+            pending: (Arc::default(), 0),
             plan: None,
-            last: Vec::new(),
+            last: Arc::default(),
+            captured: false,
+            retired: Retired::default(),
         };
         Ok(optimizer)
     }
@@ -213,8 +253,10 @@ impl<R: Rule> Optimizer<R> {
     pub fn parameter_rounding(mut self, rounding: Rounding) -> Result<Self, CudaError> {
         supported("parameter_rounding", rounding)?;
         self.parameters = rounding;
-        let step = self.progress()?.executed;
-        self.gpu.upload_into(&[clock_of(step, self.parameters, self.rounding, &self.control)], &mut self.clock)?;
+        self.not_captured("parameter_rounding")?;
+        let progress = self.progress()?;
+        self.gpu.upload_into(&[clock_of(progress, self.parameters, self.rounding, &self.control)], &mut self.clock)?;
+        self.left_out = 0;
         self.generation = new_generation();
         Ok(self)
     }
@@ -224,6 +266,7 @@ impl<R: Rule> Optimizer<R> {
     #[must_use]
     pub fn meter(mut self, on: bool) -> Self {
         self.meter = on;
+        self.last = Arc::default();
         self.generation = new_generation();
         self
     }
@@ -250,26 +293,30 @@ impl<R: Rule> Optimizer<R> {
     /// ones, and a captured graph that is replayed next has the new ones, but for `skip_zeros`, for which it is captured again.
     ///
     /// # Errors
-    /// [`CudaError::Optim`]; the old ones stay then, of every group.
+    /// [`CudaError::Optim`], and [`CudaError::Unsupported`] for schedules of more than 2^53 steps and while a graph is captured; the
+    /// old ones stay then, of every group. [`CudaError::Driver`].
     pub fn set_configs(&mut self, mut change: impl FnMut(usize, &mut R)) -> Result<(), CudaError> {
-        let mut groups = self.groups.clone();
         let mut changed = Vec::new();
-        for (number, group) in groups.iter_mut().enumerate() {
-            change(number, &mut group.config);
-            group.config.check()?;
-            let (old, new) = (self.groups[number].config, group.config);
-            if old != new {
-                changed.push((number, words(&new)?));
-            }
-            if old.skips_zeros() != new.skips_zeros() {
-                self.generation = new_generation();
+        for (number, group) in self.groups.iter().enumerate() {
+            let mut new = group.config;
+            change(number, &mut new);
+            new.check()?;
+            let (old_words, new_words) = (words(&group.config)?, words(&new)?);
+            if old_words.map(f64::to_bits) != new_words.map(f64::to_bits) {
+                changed.push((number, new, new_words));
             }
         }
-        self.groups = groups;
-        for (number, values) in changed {
+        if !changed.is_empty() {
+            self.not_captured("config")?;
+        }
+        for (number, new, values) in changed {
             let arguments = HyperArguments { hyper: self.hyper.address() + (number * HYPER * 8) as u64, values };
             // SAFETY: as many words as a group has are there.
             unsafe { self.small("set_hyper", &arguments) }?;
+            if self.groups[number].config.skips_zeros() != new.skips_zeros() {
+                self.generation = new_generation();
+            }
+            self.groups[number].config = new;
         }
         Ok(())
     }
@@ -290,22 +337,35 @@ impl<R: Rule> Optimizer<R> {
         for group in self.groups.iter().chain([&group]) {
             all.extend(words(&group.config)?);
         }
-        self.hyper = self.gpu.upload(&all)?;
+        self.not_captured("group")?;
+        let old = core::mem::replace(&mut self.hyper, self.gpu.upload(&all)?);
+        if self.captured {
+            self.retired.hyper.push(old);
+        }
         self.groups.push(group);
         self.generation = new_generation();
         Ok(self.groups.len() - 1)
     }
 
-    /// Gradient scale, clip coefficient and whether steps are left out, from the next step on, until it is changed again. A small
-    /// launch, where it differs.
+    /// Gradient scale, clip coefficient and whether steps are left out, for all steps that are told nothing else, until it is changed
+    /// again. A small launch, where it differs; a captured graph that is replayed next has it.
     ///
     /// # Errors
-    /// [`CudaError::Optim`] for factors out of their range; the old ones stay then.
+    /// [`CudaError::Optim`] for factors out of their range, [`CudaError::Unsupported`] while a graph is captured; the old ones stay
+    /// then.
     pub fn set_control(&mut self, control: &StepControl) -> Result<(), CudaError> {
         control.check()?;
+        self.send(control)?;
+        self.standing = *control;
+        Ok(())
+    }
+
+    /// Tells the device.
+    fn send(&mut self, control: &StepControl) -> Result<(), CudaError> {
         let bits =
             |control: &StepControl| (control.gradient_scale.to_bits(), control.clip.to_bits(), control.found_inf);
         if bits(&self.control) != bits(control) {
+            self.not_captured("control")?;
             let &StepControl { gradient_scale, clip, found_inf } = control;
             let clock = self.clock.address();
             let arguments = ControlArguments { clock, gradient_scale, clip, found_inf: found_inf.into(), unused: 0 };
@@ -316,21 +376,34 @@ impl<R: Rule> Optimizer<R> {
         Ok(())
     }
 
-    /// Steps executed and left out. Waits for them.
+    /// Refuses what a captured graph would do again at every replay.
+    fn not_captured(&self, argument: &'static str) -> Result<(), CudaError> {
+        if self.gpu.is_capturing()? {
+            let reason =
+                "a graph that is being captured would do it again at every replay: do it before, or between replays";
+            return Err(CudaError::Unsupported { argument, reason });
+        }
+        Ok(())
+    }
+
+    /// Steps executed and left out. Waits for them where the device decides on that, or a graph was captured.
     ///
     /// # Errors
     /// As [`Gpu::download`].
     pub fn progress(&self) -> Result<StepProgress, CudaError> {
+        if let Some(known) = self.known {
+            return Ok(known);
+        }
         let clock = self.clock()?;
-        Ok(StepProgress { executed: clock.step, skipped: clock.skipped })
+        Ok(StepProgress { executed: clock.step, skipped: clock.skipped + self.left_out })
     }
 
-    /// Steps executed. Waits for them.
+    /// Steps executed. Waits as [`progress`](Self::progress) does.
     ///
     /// # Errors
     /// As [`Gpu::download`].
     pub fn steps(&self) -> Result<u64, CudaError> {
-        Ok(self.clock()?.step)
+        Ok(self.progress()?.executed)
     }
 
     fn clock(&self) -> Result<Clock, CudaError> {
@@ -343,14 +416,18 @@ impl<R: Rule> Optimizer<R> {
         self.clock.address()
     }
 
-    /// Age of a tensor: its own steps executed since the last reset; 0 for one that has not been stepped. Waits for them.
+    /// Age of a tensor: its own steps executed since the last reset; 0 for one that has not been stepped. Waits as
+    /// [`progress`](Self::progress) does.
     ///
     /// # Errors
     /// As [`Gpu::download`].
     pub fn age(&self, id: u64) -> Result<u64, CudaError> {
         let Some(state) = self.tensors.get(&id) else { return Ok(0) };
-        let ages = self.gpu.download(&self.ages)?;
-        Ok(ages_of(&ages, state.slot)[..R::STATES.len()].iter().copied().min().unwrap_or(0))
+        let ages = match self.known {
+            Some(_) => self.age_on_host(state.slot),
+            None => ages_of(&self.gpu.download(&self.ages)?, state.slot),
+        };
+        Ok(ages[..R::STATES.len()].iter().copied().min().unwrap_or(0))
     }
 
     /// Ids of the tensors that have states, ascending.
@@ -378,14 +455,17 @@ impl<R: Rule> Optimizer<R> {
     /// As [`optim::Optimizer::reset`]: enqueued, in order with steps.
     ///
     /// # Errors
-    /// [`CudaError::Driver`].
+    /// [`CudaError::Unsupported`] while a graph is captured, [`CudaError::Driver`].
     pub fn reset(&mut self, id: u64, moments: ResetMoments) -> Result<bool, CudaError> {
+        self.not_captured("reset")?;
+        self.settle();
         let Some(state) = self.tensors.get_mut(&id) else { return Ok(false) };
         let formats = state.formats;
         for (s, (kind, memory)) in R::STATES.iter().zip(&mut state.states).enumerate() {
             if moments == ResetMoments::All || kind.role == Role::SecondMoment {
                 empty(&self.gpu, formats[s], state.n as usize, memory)?;
                 self.gpu.zero(&mut self.ages, state.slot as usize * MOST + s, 1)?;
+                self.host_ages[state.slot as usize][s] = 0;
             }
         }
         Ok(true)
@@ -419,7 +499,8 @@ impl<R: Rule> Optimizer<R> {
         rest.map(|rest| self.gpu.download(rest)).transpose()
     }
 
-    /// A copy of everything on the host: what is saved, and stepped on, there. Waits for all earlier work.
+    /// A copy on the host, of all but the standing control and the number of steps left out: what is saved, and stepped on, there. Waits
+    /// for all earlier work.
     ///
     /// # Errors
     /// As [`Gpu::download`].
@@ -458,8 +539,10 @@ impl<R: Rule> Optimizer<R> {
         for &group in &host.groups[1..] {
             optimizer.add_group(group)?;
         }
-        let clock = clock_of(host.step, host.parameters, host.rounding, &optimizer.control);
+        let progress = StepProgress { executed: host.step, skipped: 0 };
+        let clock = clock_of(progress, host.parameters, host.rounding, &optimizer.control);
         gpu.upload_into(&[clock], &mut optimizer.clock)?;
+        optimizer.known = Some(progress);
         optimizer.room(host.tensors.len())?;
         let mut ages = gpu.download(&optimizer.ages)?;
         for (&id, state) in &host.tensors {
@@ -476,6 +559,7 @@ impl<R: Rule> Optimizer<R> {
                 slot,
                 group: state.group,
             };
+            optimizer.host_ages.push(ages_of(&ages, slot));
             optimizer.tensors.insert(id, state);
         }
         gpu.upload_into(&ages, &mut optimizer.ages)?;
@@ -497,9 +581,10 @@ impl<R: Rule> Optimizer<R> {
     /// Steps tensors. Their order, and which others are stepped with them, change no bit.
     ///
     /// # Errors
-    /// [`CudaError::WrongDevice`], [`CudaError::OutOfMemory`] for new states, [`CudaError::Unsupported`] for a part alone under a
-    /// rule that goes by norms of whole tensors (LAMB), and [`CudaError::Optim`] as
-    /// [`optim::Optimizer::step_tensors`]. Nothing is changed then.
+    /// [`CudaError::WrongDevice`], [`CudaError::WrongStream`], [`CudaError::Unsupported`] for a list that is new while a graph is
+    /// captured, and [`CudaError::Optim`] as [`optim::Optimizer::step_tensors`]; nothing is changed then.
+    /// [`CudaError::OutOfMemory`], after which some tensors may have states, which are zero; [`CudaError::Driver`], after which a
+    /// step may be half done.
     pub fn step_tensors<P: Source + Real, G: Source + Real>(
         &mut self,
         tensors: &mut [DeviceParameter<'_, P, G>],
@@ -507,7 +592,7 @@ impl<R: Rule> Optimizer<R> {
         self.step_with(&mut [&mut &mut *tensors], None, None)
     }
 
-    /// Steps tensors, with gradients scaled and clipped, or not at all where [`StepControl::found_inf`] is set.
+    /// Steps tensors, with gradients scaled and clipped, or not at all where [`StepControl::found_inf`] is set, in this step alone.
     ///
     /// # Errors
     /// As [`step_tensors`](Self::step_tensors), and as [`set_control`](Self::set_control).
@@ -520,19 +605,23 @@ impl<R: Rule> Optimizer<R> {
         self.step_with(&mut [&mut &mut *tensors], Some(control), None)
     }
 
-    /// Steps tensors with the clip coefficient that a [`DeviceNorm`] has left on the device, in this step alone. Under
-    /// [`NonFinite::Skip`] the step is left out if the norm has found a gradient that is not finite: nobody waits to know.
+    /// Steps tensors with the clip coefficient that a [`DeviceNorm`] has left on the device, in this step alone; 1 if it was asked for
+    /// none. The gradient scale is that of [`set_control`](Self::set_control), with which the norm is asked for, too, and its flag
+    /// counts. Under [`NonFinite::Skip`] the step is left out if the norm has found a gradient that is not finite: nobody waits to
+    /// know, so that from then on [`steps`](Self::steps) and [`age`](Self::age) ask the device.
     ///
     /// # Errors
-    /// As [`step_tensors`](Self::step_tensors), and [`CudaError::WrongDevice`].
+    /// As [`step_tensors`](Self::step_tensors), [`CudaError::WrongDevice`] and [`CudaError::WrongStream`], and
+    /// [`CudaError::Unsupported`] for [`NonFinite::Refuse`].
     pub fn step_clipped<P: Source + Real, G: Source + Real>(
         &mut self,
         norm: &DeviceNorm,
         non_finite: NonFinite,
         tensors: &mut [DeviceParameter<'_, P, G>],
     ) -> Result<(), CudaError> {
+        let skips = skips(non_finite)?;
         norm.own(&self.gpu)?;
-        self.step_with(&mut [&mut &mut *tensors], None, Some((norm.address(), non_finite)))
+        self.step_with(&mut [&mut &mut *tensors], None, Some((norm.address(), skips)))
     }
 
     /// Steps tensors of several types of parameters and gradients at once: one step.
@@ -547,7 +636,7 @@ impl<R: Rule> Optimizer<R> {
         &mut self,
         lists: &mut [&mut dyn DeviceParameters],
         control: Option<&StepControl>,
-        norm: Option<(u64, NonFinite)>,
+        norm: Option<(u64, bool)>,
     ) -> Result<(), CudaError> {
         let mut list = Vec::new();
         for tensors in &*lists {
@@ -573,15 +662,13 @@ impl<R: Rule> Optimizer<R> {
         unsafe { self.step_list(&list, None, None) }
     }
 
-    /// The tables for steps over somebody else's memory, made once: [`step_plan`](Self::step_plan) then takes the host a few
-    /// microseconds for any number of tensors.
+    /// The tables for steps over somebody else's memory, made once, and the states that are missing: [`step_plan`](Self::step_plan)
+    /// then takes the host a few microseconds for any number of tensors.
     ///
     /// # Errors
     /// As [`step_raw`](Self::step_raw).
     pub fn plan_raw(&mut self, tensors: &[StepMemory]) -> Result<StepPlan, CudaError> {
-        let list = raw(tensors);
-        self.prepare(&list)?;
-        self.made(&list)
+        Ok(StepPlan(self.plan(&raw(tensors))?))
     }
 
     /// Steps the tensors of a plan. A plan of another optimizer, or from before a change of parameter groups, meter or tensors, is
@@ -610,23 +697,28 @@ impl<R: Rule> Optimizer<R> {
         non_finite: NonFinite,
         plan: &mut StepPlan,
     ) -> Result<(), CudaError> {
+        let skips = skips(non_finite)?;
         norm.own(&self.gpu)?;
         // SAFETY: promised by the caller.
-        unsafe { self.step_plan_with(plan, Some((norm.address(), non_finite))) }
+        unsafe { self.step_plan_with(plan, Some((norm.address(), skips))) }
     }
 
     /// # Safety
     /// As [`step_plan`](Self::step_plan).
-    unsafe fn step_plan_with(&mut self, plan: &mut StepPlan, norm: Option<(u64, NonFinite)>) -> Result<(), CudaError> {
-        if plan.generation != self.generation {
-            let list = raw(&plan.list);
-            self.prepare(&list)?;
-            *plan = self.made(&list)?;
+    unsafe fn step_plan_with(&mut self, plan: &mut StepPlan, norm: Option<(u64, bool)>) -> Result<(), CudaError> {
+        let control = self.standing;
+        if norm.is_none() && control.found_inf && !self.gpu.is_capturing()? {
+            self.leave_out();
+            return Ok(());
         }
-        self.last.clear();
-        self.last.extend(plan.list.iter().map(|memory| memory.id));
+        if plan.0.generation != self.generation {
+            let list = raw(&plan.0.tensors.list);
+            let new = self.plan(&list)?;
+            plan.0 = new;
+        }
+        self.send(&control)?;
         // SAFETY: promised by the caller; the states were made for these lengths.
-        unsafe { self.execute(plan, norm) }
+        unsafe { self.execute(&plan.0, norm) }
     }
 
     /// # Safety
@@ -635,37 +727,55 @@ impl<R: Rule> Optimizer<R> {
         &mut self,
         list: &[Listed<'_>],
         control: Option<&StepControl>,
-        norm: Option<(u64, NonFinite)>,
+        norm: Option<(u64, bool)>,
     ) -> Result<(), CudaError> {
-        let planned = self.plan.take().filter(|plan| {
+        let control = control.copied().unwrap_or(self.standing);
+        if norm.is_none() && control.found_inf && !self.gpu.is_capturing()? {
+            self.check(list)?;
+            self.leave_out();
+            return Ok(());
+        }
+        let planned = self.plan.as_ref().filter(|plan| {
+            let planned = &plan.tensors.list;
             plan.generation == self.generation
-                && plan.list.len() == list.len()
-                && plan
-                    .list
+                && planned.len() == list.len()
+                && planned
                     .iter()
                     .zip(list)
                     .all(|(memory, listed)| *memory == listed.memory && listed.grads as u64 == memory.n)
         });
         let plan = match planned {
-            Some(plan) => plan,
-            None => {
-                self.prepare(list)?;
-                self.made(list)?
-            }
+            Some(plan) => plan.clone(),
+            None => self.plan(list)?,
         };
-        if let Some(control) = control {
-            self.set_control(control)?;
-        }
-        self.last.clear();
-        self.last.extend(list.iter().map(|listed| listed.memory.id));
+        self.send(&control)?;
+        self.plan = Some(plan.clone());
         // SAFETY: promised by the caller; the states were made for these lengths.
-        let done = unsafe { self.execute(&plan, norm) };
-        self.plan = Some(plan);
-        done
+        unsafe { self.execute(&plan, norm) }
     }
 
-    /// Checks every tensor, then makes the states that are missing.
-    fn prepare(&mut self, list: &[Listed<'_>]) -> Result<(), CudaError> {
+    /// Counts a step that the host has left out.
+    fn leave_out(&mut self) {
+        self.left_out += 1;
+        if let Some(known) = &mut self.known {
+            known.skipped += 1;
+        }
+    }
+
+    /// Checks a list, makes the states that are missing, and its tables.
+    #[cfg_attr(test, expect(clippy::arc_with_non_send_sync, reason = "the emulation of tests is of one thread"))]
+    fn plan(&mut self, list: &[Listed<'_>]) -> Result<Arc<Planned>, CudaError> {
+        self.check(list)?;
+        if self.gpu.is_capturing()? {
+            let reason = "a list is stepped once, or planned, before its step is captured";
+            return Err(CudaError::Unsupported { argument: "tensors", reason });
+        }
+        self.make_states(list)?;
+        Ok(Arc::new(self.made(list)?))
+    }
+
+    /// Checks every tensor of a list. Nothing is changed.
+    fn check(&self, list: &[Listed<'_>]) -> Result<(), CudaError> {
         let length = |n: u64| usize::try_from(n).map_err(|_| CudaError::OutOfMemory { bytes: usize::MAX });
         let mut entries = Vec::with_capacity(list.len());
         for Listed { tensor, memory, grads } in list {
@@ -679,6 +789,14 @@ impl<R: Rule> Optimizer<R> {
             let stored = state.map(|state| (R::States::of_formats(state.formats), state.rest.is_some()));
             let of_bf16 = *params_type == ElementType::Bf16;
             optim::check_group(&self.groups, *group, tensor, of_bf16, stored)?;
+            // Twice the bytes of the widest states and their scales are counted in 64 bits.
+            if *n > u64::MAX / 64 {
+                return Err(CudaError::OutOfMemory { bytes: usize::MAX });
+            }
+            if R::NORMS && *n > 1 << 34 {
+                let reason = "norms of a tensor of more than 2^34 elements";
+                return Err(CudaError::Unsupported { argument: "params", reason });
+            }
             if R::NORMS && (tensor.first(), tensor.whole(*n)) != (0, *n) {
                 let expected = tensor.whole(*n);
                 return Err(OptimError::Norm(NormError::Cover { tensor: tensor.id, expected, got: *n }).into());
@@ -690,10 +808,15 @@ impl<R: Rule> Optimizer<R> {
                 ("grads", *grads, n.saturating_mul(grads_type.bytes())),
             ])?;
         }
+        Ok(())
+    }
+
+    /// Makes the states that a checked list is missing.
+    fn make_states(&mut self, list: &[Listed<'_>]) -> Result<(), CudaError> {
         let mut made = Vec::new();
         for Listed { tensor, memory, .. } in list.iter().filter(|listed| !self.tensors.contains_key(&listed.tensor.id))
         {
-            let n = length(memory.n)?;
+            let n = memory.n as usize;
             let settings = &self.groups[memory.group];
             let formats = settings.states.formats();
             let states = formats[..R::STATES.len()].iter().map(|&format| {
@@ -709,12 +832,8 @@ impl<R: Rule> Optimizer<R> {
         self.room(made.len())?;
         for (id, state) in made {
             self.tensors.insert(id, State { slot: self.slots, ..state });
+            self.host_ages.push([0; MOST]);
             self.slots += 1;
-        }
-        for Listed { tensor, memory, .. } in list {
-            if let Some(state) = self.tensors.get_mut(&tensor.id) {
-                state.group = memory.group;
-            }
         }
         Ok(())
     }
@@ -726,15 +845,19 @@ impl<R: Rule> Optimizer<R> {
             return Ok(());
         }
         let slots = needed.next_power_of_two();
-        let (mut ages, counts) = (self.gpu.zeroed(slots * MOST)?, self.gpu.zeroed(slots * COPIES)?);
+        let (mut ages, mut counts) = (self.gpu.zeroed(slots * MOST)?, self.gpu.zeroed(slots * COPIES)?);
         self.gpu.copy(&self.ages, &mut ages)?;
-        (self.ages, self.counts) = (ages, counts);
+        self.gpu.copy(&self.counts, &mut counts)?;
+        let old = (core::mem::replace(&mut self.ages, ages), core::mem::replace(&mut self.counts, counts));
+        if self.captured {
+            self.retired.by_slot.push(old);
+        }
         self.generation = new_generation();
         Ok(())
     }
 
     /// The tables of a list that was checked and has states.
-    fn made(&self, list: &[Listed<'_>]) -> Result<StepPlan, CudaError> {
+    fn made(&self, list: &[Listed<'_>]) -> Result<Planned, CudaError> {
         let mut residents = Vec::with_capacity(list.len());
         for Listed { tensor, memory, .. } in list {
             let Some(state) = self.tensors.get(&tensor.id) else { continue };
@@ -763,8 +886,10 @@ impl<R: Rule> Optimizer<R> {
             norms: R::NORMS,
         };
         let tables = Tables::new(&options, &residents)?;
-        Ok(StepPlan {
-            list: list.iter().map(|listed| listed.memory).collect(),
+        let slots = residents.iter().map(|resident| resident.slot).collect();
+        let list = list.iter().map(|listed| listed.memory).collect();
+        Ok(Planned {
+            tensors: Arc::new(Tensors { list, slots }),
             generation: self.generation,
             records: self.gpu.zeroed(tables.items.len())?,
             items: self.gpu.upload(&tables.items)?,
@@ -777,27 +902,46 @@ impl<R: Rule> Optimizer<R> {
 
     /// # Safety
     /// As [`step_plan`](Self::step_plan), and the plan was made for what there is now.
-    unsafe fn execute(&self, plan: &StepPlan, norm: Option<(u64, NonFinite)>) -> Result<(), CudaError> {
+    unsafe fn execute(&mut self, plan: &Arc<Planned>, norm: Option<(u64, bool)>) -> Result<(), CudaError> {
+        let skips = norm.is_some_and(|(_, skips)| skips);
+        if self.gpu.is_capturing()? {
+            self.known = None;
+            self.captured = true;
+            if !self.retired.plans.iter().any(|kept| Arc::ptr_eq(kept, plan)) {
+                self.retired.plans.push(plan.clone());
+            }
+        }
+        if skips {
+            self.known = None;
+        }
+        let direct = self.direct(plan, norm.is_some());
+        // Until all is enqueued, the device alone knows how far it is.
+        let known = self.known.take();
         let counts = if self.meter { self.counts.address() } else { 0 };
-        let prepare = PrepareArguments {
-            items: plan.items.address(),
-            records: plan.records.address(),
-            ages: self.ages.address(),
-            hyper: self.hyper.address(),
-            clock: self.clock.address(),
-            norm: norm.map_or(0, |(address, _)| address),
-            counts,
-            count: plan.items.len() as u32,
-            skips: norm.is_some_and(|(_, non_finite)| non_finite == NonFinite::Skip).into(),
-        };
-        // SAFETY: tables of this plan, and memory of this optimizer.
-        unsafe { enqueue(&self.gpu, "prepare", &alloc::format!("prepare_{}", R::NAME), 1, 512, &prepare) }?;
+        if direct.is_none() {
+            let prepare = PrepareArguments {
+                items: plan.items.address(),
+                records: plan.records.address(),
+                ages: self.ages.address(),
+                hyper: self.hyper.address(),
+                clock: self.clock.address(),
+                norm: norm.map_or(0, |(address, _)| address),
+                counts,
+                count: plan.items.len() as u32,
+                skips: skips.into(),
+            };
+            // SAFETY: tables of this plan, and memory of this optimizer.
+            unsafe { enqueue(&self.gpu, "prepare", &alloc::format!("prepare_{}", R::NAME), 1, 512, &prepare) }?;
+        }
         if R::NORMS {
             // SAFETY: promised by the caller.
             unsafe { self.norms(plan) }?;
         }
+        let stands = self.control.found_inf;
         for launch in &plan.launches {
-            let arguments = self.arguments(plan, launch, launch.first, counts, launch.ahead(self.multiprocessors)[0]);
+            let ahead = launch.ahead(self.multiprocessors)[0];
+            let mut arguments = self.arguments(plan, launch, launch.first, counts, ahead);
+            arguments.launch.direct = direct.unwrap_or(Direct::OFF);
             let blocks = launch.tiles;
             let (module, name) = (launch.kernel.module, &launch.kernel.name);
             // SAFETY: the kernel of this name takes memory of these types; memory is promised by the caller, and the tables are of
@@ -809,14 +953,78 @@ impl<R: Rule> Optimizer<R> {
                 }
             }?;
         }
+        let stands = u64::from(stands);
+        self.known =
+            known.map(|known| StepProgress { executed: known.executed + 1 - stands, skipped: known.skipped + stands });
+        if !Arc::ptr_eq(&self.pending.0, &plan.tensors) {
+            self.settle();
+            self.pending.0 = plan.tensors.clone();
+            // A group is that of the last step.
+            for memory in &plan.tensors.list {
+                if let Some(state) = self.tensors.get_mut(&memory.id) {
+                    state.group = memory.group;
+                }
+            }
+        }
+        self.pending.1 += 1 - stands;
+        self.last = plan.tensors.clone();
         Ok(())
+    }
+
+    /// Adds the steps that are pending to the ages.
+    fn settle(&mut self) {
+        let (tensors, steps) = &mut self.pending;
+        for &slot in &tensors.slots {
+            for age in &mut self.host_ages[slot as usize][..R::STATES.len()] {
+                *age = age.saturating_add(*steps);
+            }
+        }
+        *steps = 0;
+    }
+
+    /// The ages of a slot, with what is pending.
+    fn age_on_host(&self, slot: u32) -> [u64; MOST] {
+        let (tensors, steps) = &self.pending;
+        let more = if *steps > 0 && tensors.slots.contains(&slot) { *steps } else { 0 };
+        let ages = self.host_ages[slot as usize];
+        from_fn(|s| if s < R::STATES.len() { ages[s].saturating_add(more) } else { 0 })
+    }
+
+    /// What a step of one tensor is told at its launch, where the host knows all that it goes by.
+    fn direct(&self, plan: &Planned, clipped: bool) -> Option<Direct> {
+        let (Some(known), [launch], [memory]) = (self.known, &plan.launches[..], &plan.tensors.list[..]) else {
+            return None;
+        };
+        if clipped || R::NORMS || self.meter || self.control.found_inf || launch.items.len() != 1 || launch.tiles == 0 {
+            return None;
+        }
+        let state = self.tensors.get(&memory.id)?;
+        let (step, config) = (known.executed + 1, &self.groups[memory.group].config);
+        let ages = self.age_on_host(state.slot);
+        let new_ages = from_fn(|s| if s < R::STATES.len() { ages[s].saturating_add(1) } else { 0 });
+        // Scalars of states that there are not are those of an age of 1, as the device makes them.
+        let scalars = config.scalars(from_fn(|s| new_ages[s].max(1)), &self.control);
+        let high = (state.first >> 34) as u32;
+        let key = |role: usize| {
+            let rounding = if role == 0 { self.parameters } else { self.rounding };
+            let seed = if let Rounding::Stochastic { seed } = rounding { seed } else { 0 };
+            Keys::new(seed, step, memory.id, role as u32 + 1, high).words()
+        };
+        Some(Direct {
+            on: 1,
+            record: Record::new(from_fn(key), &scalars, config.skips_zeros()),
+            clock: self.clock.address(),
+            ages: self.ages.address() + (state.slot as usize * MOST * 8) as u64,
+            step,
+            new_ages,
+        })
     }
 
     /// The norms of whole tensors, and what follows from them.
     ///
     /// # Safety
     /// As [`execute`](Self::execute).
-    unsafe fn norms(&self, plan: &StepPlan) -> Result<(), CudaError> {
+    unsafe fn norms(&self, plan: &Planned) -> Result<(), CudaError> {
         let chunks = u64::from(plan.chunks);
         for launch in &plan.launches {
             let Some((module, kernel)) = &launch.kernel.norms else { continue };
@@ -853,14 +1061,7 @@ impl<R: Rule> Optimizer<R> {
         unsafe { enqueue(&self.gpu, "prepare", "trust_lamb", plan.items.len() as u32, 128, &trust) }
     }
 
-    fn arguments(
-        &self,
-        plan: &StepPlan,
-        launch: &PlannedLaunch,
-        first: usize,
-        counts: u64,
-        ahead: u32,
-    ) -> AnyArguments {
+    fn arguments(&self, plan: &Planned, launch: &PlannedLaunch, first: usize, counts: u64, ahead: u32) -> AnyArguments {
         let PlannedLaunch { items, p_type, g_type, states, kernel, .. } = launch;
         let stochastic = |rounding| matches!(rounding, Rounding::Stochastic { .. }).into();
         AnyArguments {
@@ -873,6 +1074,7 @@ impl<R: Rule> Optimizer<R> {
                 p_draws: stochastic(self.parameters),
                 s_draws: stochastic(self.rounding),
                 ahead,
+                direct: Direct::OFF,
             },
             p_type: p_type.number(),
             g_type: g_type.number(),
@@ -897,7 +1099,7 @@ impl<R: Rule> Optimizer<R> {
     /// # Errors
     /// As [`Gpu::download`].
     pub fn stalls(&self, id: u64) -> Result<Vec<crate::stall::StallCounts>, CudaError> {
-        if !self.meter || !self.last.contains(&id) {
+        if !self.meter || !self.last.list.iter().any(|memory| memory.id == id) {
             return Ok(Vec::new());
         }
         let counts = self.gpu.download(&self.counts)?;
@@ -911,14 +1113,15 @@ impl<R: Rule> Optimizer<R> {
     pub fn stepped(&self) -> Result<Vec<optim::Stepped>, CudaError> {
         let counts = if self.meter { Some(self.gpu.download(&self.counts)?) } else { None };
         let second = R::STATES.iter().position(|kind| kind.role == Role::SecondMoment);
-        let of = |&tensor: &u64| {
+        let of = |memory: &StepMemory| {
+            let tensor = memory.id;
             let stalled = counts
                 .as_ref()
                 .zip(second)
                 .and_then(|(counts, second)| self.counts_of(counts, tensor).get(second).map(|counts| counts.public()));
             optim::Stepped { tensor, stalled }
         };
-        Ok(self.last.iter().map(of).collect())
+        Ok(self.last.list.iter().map(of).collect())
     }
 
     /// As [`optim::Optimizer::stall_report`]. Waits for the step.
@@ -931,7 +1134,7 @@ impl<R: Rule> Optimizer<R> {
         }
         let (counts, ages) = (self.gpu.download(&self.counts)?, self.gpu.download(&self.ages)?);
         let mut report = Vec::new();
-        let mut last = self.last.clone();
+        let mut last: Vec<u64> = self.last.list.iter().map(|memory| memory.id).collect();
         last.sort_unstable();
         for id in last {
             let Some(state) = self.tensors.get(&id) else { continue };
@@ -954,7 +1157,7 @@ impl<R: Rule> Optimizer<R> {
     /// As [`optim::Resets::after_step`], for this optimizer. Waits for the age of tensors that are reset.
     ///
     /// # Errors
-    /// [`CudaError::Optim`] never; [`CudaError::Reset`] as `after_step`, and as [`Gpu::download`].
+    /// [`CudaError::Reset`] as `after_step`, and as [`reset`](Self::reset) and [`Gpu::download`].
     pub fn reset_after_step(
         &mut self,
         resets: &mut optim::Resets,
@@ -1083,11 +1286,23 @@ unsafe fn enqueue<A: cudarc::driver::DeviceRepr>(
     unsafe { launch(gpu, module, kernel, n, Shape { threads, each: 1 }, arguments) }
 }
 
-fn clock_of(step: u64, parameters: Rounding, states: Rounding, control: &StepControl) -> Clock {
+/// Whether a step is left out for a norm that is not finite.
+fn skips(non_finite: NonFinite) -> Result<bool, CudaError> {
+    match non_finite {
+        NonFinite::Propagate => Ok(false),
+        NonFinite::Skip => Ok(true),
+        _ => {
+            let reason = "nobody waits to know whether a norm is finite";
+            Err(CudaError::Unsupported { argument: "non_finite", reason })
+        }
+    }
+}
+
+fn clock_of(progress: StepProgress, parameters: Rounding, states: Rounding, control: &StepControl) -> Clock {
     let seed = |rounding| if let Rounding::Stochastic { seed } = rounding { seed } else { 0 };
     Clock {
-        step,
-        skipped: 0,
+        step: progress.executed,
+        skipped: progress.skipped,
         seed_parameters: seed(parameters),
         seed_states: seed(states),
         gradient_scale: control.gradient_scale,

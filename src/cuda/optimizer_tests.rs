@@ -542,6 +542,58 @@ fn clipping_and_skipping_without_a_look() {
     }
 }
 
+/// Steps of one tensor, which the host prepares, between steps of several and clipped ones, which the device does.
+#[test]
+fn one_by_one_and_all_together() {
+    let Some(gpu) = gpu(5) else { return };
+    for states in [StateFormat::Bf16.into(), PAIRS[0], PAIRS[3]] {
+        let config = AdamWConfig { lr: 0.1, weight_decay: 0.1, ..AdamWConfig::default() };
+        let mut host = optim::AdamW::new(config, states, stochastic(1)).unwrap();
+        let mut device = cuda::AdamW::new(&gpu, config, states, stochastic(1)).unwrap();
+        let mut both = Both::<f32, f32>::new(&gpu, 0, &[5000, 700, 33], 1);
+        let clip = Clip::new(0.5).unwrap();
+        for step in 4..14u64 {
+            both.gradients(&gpu, step, false);
+            // One of them, or all.
+            let alone = (step % 4 > 0).then_some(step as usize % 3);
+            let gone = |i: usize| alone.is_some_and(|alone| alone != i);
+            let mut control = StepControl { gradient_scale: 0.5, ..StepControl::default() };
+            if step == 11 {
+                // From here on the device decides.
+                let sums: Vec<_> = (0..3).filter(|&i| !gone(i)).map(|i| ChunkSums::of(i as u64, &both.g[i])).collect();
+                let norm = GradientNorm::gather(&sums).unwrap();
+                control = StepControl::default().clipped(clip.coefficient(norm, 1.0).unwrap());
+            }
+            if step == 7 {
+                assert!(host.reset(1, ResetMoments::Second) && device.reset(1, ResetMoments::Second).unwrap());
+            }
+            let mut list: Vec<_> =
+                both.host(step).into_iter().enumerate().filter(|(i, _)| !gone(*i)).map(|(_, p)| p).collect();
+            let _ = host.step_controlled(&control, &mut list).unwrap();
+            let gradients: Vec<_> =
+                (0..3).filter(|&i| !gone(i)).map(|i| DeviceGradients::of(i as u64, &both.device_g[i])).collect();
+            let mut norm = DeviceNorm::new(&gpu).unwrap();
+            norm.enqueue(&clip, 1.0, &gradients).unwrap();
+            let list = both.device_p.iter_mut().zip(&both.device_g).zip(0..3u64);
+            let mut list: Vec<_> = list
+                .filter(|(_, id)| !gone(*id as usize))
+                .map(|((p, g), id)| DeviceParameter::numbered(id, p, g))
+                .collect();
+            if step == 11 {
+                device.set_control(&StepControl::default()).unwrap();
+                device.step_clipped(&norm, NonFinite::Skip, &mut list).unwrap();
+            } else {
+                device.step_controlled(&control, &mut list).unwrap();
+            }
+            both.same(&gpu, &format!("{states}, step {step}"));
+            assert_eq!(device.steps().unwrap(), host.steps());
+            assert!((0..3).all(|id| device.age(id).unwrap() == host.age(id)), "step {step}");
+        }
+        let back = device.to_host().unwrap();
+        assert!((0..3).all(|id| same_states(&back, &host, id)), "{states}");
+    }
+}
+
 /// A thousand tensors, at odd offsets, by one plan; the plan made anew after a change of what it was made of.
 #[test]
 fn plans_of_many() {
@@ -621,6 +673,41 @@ fn shards_are_the_whole() {
         let gathered: Vec<f32> = ranks.iter().flat_map(|(_, _, p, _)| gpu.download(p).unwrap()).collect();
         assert!(bits(&gathered) == bits(&p), "{states}");
     }
+}
+
+/// A control of one step is of that step alone; what the host leaves out makes no states.
+#[test]
+fn control_of_one_step() {
+    let Some(gpu) = gpu(FORWARD) else { return };
+    let config = AdamWConfig { lr: 0.1, ..AdamWConfig::default() };
+    let mut host = optim::AdamW::new(config, StateFormat::Bf16, stochastic(1)).unwrap();
+    let mut device = cuda::AdamW::new(&gpu, config, StateFormat::Bf16, stochastic(1)).unwrap();
+    let mut both = Both::<f32, f32>::new(&gpu, 0, &[600, 40], 1);
+    let left_out = StepControl { found_inf: true, ..StepControl::default() };
+    let scaled = StepControl { gradient_scale: 0.5, ..StepControl::default() };
+    for (step, control) in [(4, left_out), (5, scaled), (6, StepControl::default()), (7, left_out), (8, scaled)] {
+        both.gradients(&gpu, step, false);
+        let _ = host.step_controlled(&control, &mut both.host(step)).unwrap();
+        device.step_controlled(&control, &mut both.device(step)).unwrap();
+        assert_eq!(device.tensors().count(), host.tensors().count(), "step {step}");
+        both.gradients(&gpu, 100 + step, false);
+        host.step_tensors(&mut both.host(step)).unwrap();
+        device.step_tensors(&mut both.device(step)).unwrap();
+        both.same(&gpu, &format!("step {step}"));
+    }
+    let progress = device.progress().unwrap();
+    assert_eq!((progress.executed, progress.skipped, host.steps()), (8, 2, 8));
+    assert_eq!((device.age(1).unwrap(), device.to_host().unwrap().age(1)), (8, 8));
+
+    // A norm that was asked for nothing clips nothing.
+    let norm = DeviceNorm::new(&gpu).unwrap();
+    both.gradients(&gpu, 9, false);
+    host.step_tensors(&mut both.host(9)).unwrap();
+    device.step_clipped(&norm, NonFinite::Skip, &mut both.device(9)).unwrap();
+    both.same(&gpu, "a norm of nothing");
+    let refused = device.step_clipped(&norm, NonFinite::Refuse, &mut both.device(9)).unwrap_err();
+    assert!(matches!(refused, CudaError::Unsupported { argument: "non_finite", .. }), "{refused}");
+    assert_eq!(device.progress().unwrap(), cuda::StepProgress { executed: 9, skipped: 2 });
 }
 
 #[test]

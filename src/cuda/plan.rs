@@ -92,6 +92,41 @@ pub(super) struct ManyArguments {
     pub(super) p_draws: u32,
     pub(super) s_draws: u32,
     pub(super) ahead: u32,
+    pub(super) direct: Direct,
+}
+
+/// What a launch over one item is told when nothing prepares it.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct Direct {
+    /// Whether it is.
+    pub(super) on: u32,
+    pub(super) record: Record,
+    pub(super) clock: u64,
+    pub(super) ages: u64,
+    pub(super) step: u64,
+    pub(super) new_ages: [u64; MOST],
+}
+
+impl Direct {
+    pub(super) const OFF: Self =
+        Self { on: 0, record: Record([0; 64]), clock: 0, ages: 0, step: 0, new_ages: [0; MOST] };
+}
+
+impl Record {
+    /// Of one item in one step: keys of parameters and states, and scalars.
+    pub(super) fn new<S: Copy>(keys: [[u32; 5]; 1 + MOST], scalars: &S, skip_zeros: bool) -> Self {
+        let mut words = [0u32; 64];
+        for (to, keys) in words.chunks_exact_mut(8).zip(&keys) {
+            to[..5].copy_from_slice(keys);
+        }
+        let room = &mut words[32..48];
+        assert!(size_of::<S>() <= size_of_val(room));
+        // SAFETY: scalars are `repr(C)` structs of f32 and u32, no longer than the room.
+        unsafe { core::ptr::from_ref(scalars).cast::<u8>().copy_to(room.as_mut_ptr().cast(), size_of::<S>()) };
+        words[49] = skip_zeros.into();
+        Self(words)
+    }
 }
 
 /// `AnyLaunch` of any.cuh.
