@@ -8,7 +8,7 @@
 struct AnyLaunch {
     Launch launch;
     u32 p_type, g_type; // 0: f32, 1: BF16, 2: FP16
-    u32 log_run;        // log2 of the elements of a run: of the largest block
+    u32 log_run;        // log2 of the elements of a block, for kernels that have formats built in
     u32 unused;
     Moment states[MOST_STATES];
 };
@@ -269,7 +269,7 @@ template <class R> FN void any_run(const AnyLaunch &a, const Record &r, const It
     }
 }
 
-// One block of both moments of AdamW, under powers of two, by one warp: where a kernel that has their formats built in cannot.
+// An element of a state in blocks under powers of two.
 FN float code_at(const Moment &m, const void *memory, u32 scale, u64 i) {
     const u32 place = m.target.sign_shift == 7 ? 0 : i % 2 * 4;
     const u32 code = ((const u8 *)memory)[m.target.sign_shift == 7 ? i : i / 2] >> place & ((2u << m.target.sign_shift) - 1);
@@ -282,6 +282,7 @@ FN float one_step(const AnyLaunch &a, const Record &r, const Item &item, u64 i, 
     return AdamW::step(scalars_of<AdamW>(r), value_at(a.p_type, item.p, i), value_at(a.g_type, item.g, i), x);
 }
 
+// One block of both moments of AdamW, under powers of two, by one warp: where a kernel that has their formats built in cannot.
 FN void one_block(const AnyLaunch &a, const Record &r, const Item &item, u64 start, u32 lane) {
     const u64 end = item.n - start < 1u << a.log_run ? item.n : start + (1u << a.log_run);
     u32 scale[2] = {0, 0};

@@ -200,7 +200,7 @@ template <class R> struct Scalings {
     static void answer() {
         struct Given { double words[12]; }; Given hyper = read<Given>();
         for (u32 n = next(); n > 0; n--) {
-            struct Given { u64 ages[3]; Factors2 factors; }; Given given = read<Given>();
+            struct Given { u64 ages[3]; GradientFactors factors; }; Given given = read<Given>();
             typename R::Scalars s = R::scalars(hyper.words, given.ages, given.factors);
             u32 words[14] = {};
             std::memcpy(words, &s, sizeof s);

@@ -1,7 +1,7 @@
 // Many tensors in one launch: what stays while the set of tensors does (Item), what every step makes anew on the device (Record),
 // and what a caller changes between steps (Clock and hyper-parameters).
 //
-// A launch covers the tiles of all its items, a few to a block, which finds the item of its first one. Nothing here is read by the host
+// A launch has a block for each tile of all its items, which finds the item that the tile is of. Nothing here is read by the host
 // within a step, so that a captured graph replays with new randomness, ages and learning rates.
 #pragma once
 #include "memory.cuh"
@@ -26,7 +26,7 @@ struct Item {
     u64 id;
     u32 group; // low half of the group that element 0 starts
     u32 high;  // high half of its groups
-    u32 flags; // as below
+    u32 flags; // as above
     u32 slot;  // of its tensor: in ages and counts
     u32 tiles; // of its step
     u32 hyper; // its parameter group

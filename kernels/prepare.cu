@@ -21,7 +21,7 @@ struct Prepare {
 template <class R> FN void prepare(const Prepare &a) {
     const Clock clock = *a.clock;
     const u32 stands = clock.found_inf || (a.norm && a.skips && a.norm->found_inf);
-    const Factors2 f = {clock.gradient_scale, a.norm ? a.norm->clip : clock.clip};
+    const GradientFactors f = {clock.gradient_scale, a.norm ? a.norm->clip : clock.clip};
     // Scalars of all items, then keys of all items' parameters, and so on, so that a warp does one of these.
     for (u32 job = threadIdx.x; job < a.count * (2 + R::COUNT); job += THREADS) {
         const u32 kind = job / a.count, i = job % a.count;

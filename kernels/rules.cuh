@@ -46,10 +46,10 @@ FN double correction(double beta, u64 t) { return 1.0 / (1.0 - power(beta, t)); 
 FN double root_correction(double beta, u64 t) { return 1.0 / sqrt(1.0 - power(beta, t)); }
 
 // What a step is told beside its hyper-parameters.
-struct Factors2 {
+struct GradientFactors {
     float gradient_scale, clip;
 };
-FN float signed_scale(double maximize, Factors2 f) { return maximize != 0.0 ? -f.gradient_scale : f.gradient_scale; }
+FN float signed_scale(double maximize, GradientFactors f) { return maximize != 0.0 ? -f.gradient_scale : f.gradient_scale; }
 
 FN float average(float beta, float one_minus_beta, float x, float old) { return fmaf(one_minus_beta, x, beta * old); }
 
@@ -67,7 +67,7 @@ struct AdamW {
         float gradient_scale, clip;
     };
     // lr, beta1, beta2, eps, weight_decay, maximize, skip_zeros
-    FN_MEMBER Scalars scalars(const double *c, const u64 *ages, Factors2 f) {
+    FN_MEMBER Scalars scalars(const double *c, const u64 *ages, GradientFactors f) {
         Scalars s;
         s.beta1 = (float)c[1], s.one_minus_beta1 = (float)(1.0 - c[1]);
         s.beta2 = (float)c[2], s.one_minus_beta2 = (float)(1.0 - c[2]);
@@ -104,7 +104,7 @@ struct Adam {
         float gradient_scale, clip;
     };
     // lr, beta1, beta2, eps, weight_decay, maximize, skip_zeros
-    FN_MEMBER Scalars scalars(const double *c, const u64 *ages, Factors2 f) {
+    FN_MEMBER Scalars scalars(const double *c, const u64 *ages, GradientFactors f) {
         Scalars s;
         s.beta1 = (float)c[1], s.one_minus_beta1 = (float)(1.0 - c[1]);
         s.beta2 = (float)c[2], s.one_minus_beta2 = (float)(1.0 - c[2]);
@@ -136,7 +136,7 @@ struct Sgd {
         float gradient_scale, clip;
     };
     // lr, momentum, dampening, weight_decay, decoupled, nesterov, maximize, skip_zeros
-    FN_MEMBER Scalars scalars(const double *c, const u64 *ages, Factors2 f) {
+    FN_MEMBER Scalars scalars(const double *c, const u64 *ages, GradientFactors f) {
         Scalars s;
         s.momentum = (float)c[1];
         s.gain = ages[0] == 1 ? 1.0f : (float)(1.0 - c[2]);
@@ -166,7 +166,7 @@ struct Lion {
         float gradient_scale, clip;
     };
     // lr, beta1, beta2, weight_decay, maximize, skip_zeros
-    FN_MEMBER Scalars scalars(const double *c, const u64 *, Factors2 f) {
+    FN_MEMBER Scalars scalars(const double *c, const u64 *, GradientFactors f) {
         Scalars s;
         s.beta1 = (float)c[1], s.one_minus_beta1 = (float)(1.0 - c[1]);
         s.beta2 = (float)c[2], s.one_minus_beta2 = (float)(1.0 - c[2]);
@@ -206,7 +206,7 @@ struct AdEMAMix {
         // As the minimum of Rust: the other one where one is NaN.
         return beta3 < c[3] ? beta3 : c[3];
     }
-    FN_MEMBER Scalars scalars(const double *c, const u64 *ages, Factors2 f) {
+    FN_MEMBER Scalars scalars(const double *c, const u64 *ages, GradientFactors f) {
         Scalars s;
         double t = (double)ages[2], beta3 = beta3_at(c, t);
         s.beta1 = (float)c[1], s.one_minus_beta1 = (float)(1.0 - c[1]);
@@ -245,7 +245,7 @@ struct Lamb {
         float gradient_scale, clip;
     };
     // lr, beta1, beta2, eps, weight_decay, max_trust, max_unorm, maximize, skip_zeros
-    FN_MEMBER Scalars scalars(const double *c, const u64 *ages, Factors2 f) {
+    FN_MEMBER Scalars scalars(const double *c, const u64 *ages, GradientFactors f) {
         Scalars s;
         s.beta1 = (float)c[1], s.one_minus_beta1 = (float)(1.0 - c[1]);
         s.beta2 = (float)c[2], s.one_minus_beta2 = (float)(1.0 - c[2]);

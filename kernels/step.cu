@@ -30,7 +30,7 @@ template <class D> struct Stored<FP16, D> {
     FN_MEMBER u32 finite(u32 bits, u32 draw) { return code_fp16<D>(bits, draw); }
 };
 
-// Who stalled, of a thread's elements in a few tiles: of the first two states in 16 bits each, and of the third.
+// Who stalled, of a thread's elements: of the first two states in 16 bits each, in which those of a block fit, and of the third.
 struct Seen {
     u32 stalled[2], nan[2], untouched;
 };

@@ -115,6 +115,38 @@ fn a_replayed_graph_is_ten_steps() -> Result<(), CudaError> {
     Ok(())
 }
 
+/// One tensor, whose steps the host prepares until one is captured, and the device from then on.
+#[test]
+fn one_tensor_before_in_and_after_a_graph() -> Result<(), CudaError> {
+    let Some(gpu) = gpu() else { return Ok(()) };
+    let (n, config) = (70_001, AdamWConfig { lr: 0.1, weight_decay: 0.1, ..AdamWConfig::default() });
+    let (mut p, g) = (values(1, n), values(2, n));
+    let mut host = optim::AdamW::new(config, StateFormat::Bf16, Rounding::stochastic(1))?;
+    let mut device = cuda::AdamW::new(&gpu, config, StateFormat::Bf16, Rounding::stochastic(1))?;
+    let (mut on_device, grads) = (gpu.upload(&p)?, gpu.upload(&g)?);
+    let mut graph = None;
+    for step in 0..12 {
+        host.step(&mut p, &g)?;
+        match (step, &graph) {
+            (3, _) => {
+                gpu.stream().begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+                let enqueued = device.step(&mut on_device, &grads);
+                let captured = gpu.stream().end_capture(sys::CUgraphInstantiate_flags(0))?;
+                enqueued?;
+                let captured = captured.expect("something was captured");
+                captured.launch()?;
+                graph = Some(captured);
+            }
+            (4..7 | 9, Some(graph)) => graph.launch()?,
+            _ => device.step(&mut on_device, &grads)?,
+        }
+        let got = gpu.download(&on_device)?;
+        assert!(bytemuck::cast_slice::<f32, u32>(&got) == bytemuck::cast_slice::<f32, u32>(&p), "step {step}");
+        assert_eq!((device.steps()?, device.age(0)?), (step + 1, step + 1));
+    }
+    Ok(())
+}
+
 /// Gradients that work on another stream, which takes its time, has still to write: the step waits for them, the host does not.
 #[test]
 fn a_slow_producer_on_another_stream() -> Result<(), CudaError> {

@@ -1099,7 +1099,7 @@ def main():
     query = "--query-gpu=name,driver_version,memory.total,clocks.max.sm,clocks.max.mem,power.limit"
     record = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": "python benches/peers/h200.py " + " ".join(sys.argv[1:]),
+        "command": "python benches/peers/h200.py " + " ".join(Path(word).name if "/" in word else word for word in sys.argv[1:]),
         "commit": args.commit,
         "dry run": args.dry_run,
         "gpu": output("nvidia-smi", query, "--format=csv,noheader"),

@@ -272,8 +272,11 @@ impl Gpu {
     pub(super) unsafe fn fill_raw(&self, at: u64, bytes: usize, byte: u8) -> Result<(), CudaError> {
         match &self.backend {
             _ if bytes == 0 => {}
-            // SAFETY: promised by the caller.
-            Backend::Cuda { stream, .. } => unsafe { result::memset_d8_async(at, byte, bytes, stream.cu_stream()) }?,
+            Backend::Cuda { context, stream, .. } => {
+                context.bind_to_thread()?;
+                // SAFETY: promised by the caller.
+                unsafe { result::memset_d8_async(at, byte, bytes, stream.cu_stream()) }?;
+            }
             #[cfg(test)]
             Backend::Emulated(device) => device.fill(at, bytes, byte),
         }
@@ -287,7 +290,8 @@ impl Gpu {
             return Ok(());
         }
         match &self.backend {
-            Backend::Cuda { stream, .. } => {
+            Backend::Cuda { context, stream, .. } => {
+                context.bind_to_thread()?;
                 let at = memory.address() + start as u64;
                 // SAFETY: the range lies in memory of this device, which is borrowed mutably.
                 unsafe { sys::cuMemsetD32Async(at, word, words, stream.cu_stream()) }.result()?;
@@ -313,7 +317,8 @@ impl Gpu {
         same_length("to", from.len, from.len.min(to.len))?;
         let bytes = from.len * size_of::<T>();
         match &self.backend {
-            Backend::Cuda { stream, .. } => {
+            Backend::Cuda { context, stream, .. } => {
+                context.bind_to_thread()?;
                 // SAFETY: both lie on this device, the one that is written is borrowed mutably.
                 unsafe { result::memcpy_dtod_async(to.address(), from.address(), bytes, stream.cu_stream()) }?;
             }

@@ -17,7 +17,7 @@ use super::plan::{
     TrustArguments, scales_at,
 };
 use super::{CudaError, DeviceNorm, DeviceVec, ElementType, Gpu};
-use crate::format::{BlockScale, Scales};
+use crate::format::BlockScale;
 use crate::optim::{self, Entry, MOST, Moment, NonFinite, NormError, OptimError, ParameterGroup, Real, ResetMoments};
 use crate::optim::{Formats, Rounding, Rule, StateFormat, States, StepControl, Tensor, TensorState, Visit, check};
 use crate::random::{Keys, Role};
@@ -118,6 +118,8 @@ struct Planned {
     sums: DeviceVec<f64>,
     launches: Vec<PlannedLaunch>,
     chunks: u32,
+    /// The kernel that prepares a step.
+    prepare: String,
 }
 
 /// The tensors of a plan, and where their ages are.
@@ -153,9 +155,9 @@ pub struct StepProgress {
 /// An optimizer whose parameters, gradients and states are on a GPU: the bits of [`optim::Optimizer`], by the names of
 /// [`optim`].
 ///
-/// A step over any number of tensors is a launch that prepares it, unless it is one tensor alone, and one for each combination of types
-/// and formats among them, on the stream of the [`Gpu`]; it does not wait, and gives no report of blocks that hold a NaN. Tables of the list of tensors stay on the device and are made anew when the list
-/// differs from that of the last step, and then only. Step and ages, learning rates and other hyper-parameters, loss
+/// A step over any number of tensors is a launch that prepares it, unless it is one tensor alone, and one for each combination of
+/// types and formats among them, on the stream of the [`Gpu`]; it does not wait, and gives no report of blocks that hold a NaN.
+/// Tables of the list of tensors stay on the device and are made anew when the list differs from that of the last step, and then only. Step and ages, learning rates and other hyper-parameters, loss
 /// scale, clip coefficient and seeds are on the device, too, so that a CUDA graph of a step, captured once, replays with all of them as
 /// they are by then: [`set_config`](Self::set_config) and [`set_control`](Self::set_control) enqueue their change. The list
 /// must be stepped once before the capture. The graph must not outlive the optimizer, and steps the tensors and groups that there were.
@@ -191,7 +193,7 @@ pub struct Optimizer<R: Rule> {
     plan: Option<Arc<Planned>>,
     /// Tensors of the last step that was enqueued.
     last: Arc<Tensors>,
-    /// What captured graphs hold on to.
+    /// Whether a graph was captured, and what it holds the addresses of.
     captured: bool,
     retired: Retired,
 }
@@ -897,6 +899,7 @@ impl<R: Rule> Optimizer<R> {
             sums: self.gpu.zeroed(2 * tables.chunks as usize)?,
             launches: tables.launches,
             chunks: tables.chunks,
+            prepare: alloc::format!("prepare_{}", R::NAME),
         })
     }
 
@@ -931,7 +934,7 @@ impl<R: Rule> Optimizer<R> {
                 skips: skips.into(),
             };
             // SAFETY: tables of this plan, and memory of this optimizer.
-            unsafe { enqueue(&self.gpu, "prepare", &alloc::format!("prepare_{}", R::NAME), 1, 512, &prepare) }?;
+            unsafe { enqueue(&self.gpu, "prepare", &plan.prepare, 1, 512, &prepare) }?;
         }
         if R::NORMS {
             // SAFETY: promised by the caller.
@@ -1339,21 +1342,14 @@ fn empty(gpu: &Gpu, format: StateFormat, n: usize, memory: &mut DeviceVec<u8>) -
 
 /// A state as it lies on the device.
 fn bytes(moment: &Moment) -> Vec<u8> {
-    match moment {
-        Moment::F32(x) => bytemuck::cast_slice(x).to_vec(),
-        Moment::Bf16(x) => bytemuck::cast_slice(x).to_vec(),
-        Moment::Blocks(x) => {
-            let scales: &[u8] = match x.scales() {
-                Scales::F32(scales) => bytemuck::cast_slice(scales),
-                Scales::E8M0(scales) => scales,
-                Scales::Nvfp4 { .. } => unreachable!("no state is stored so"),
-            };
-            let mut bytes = x.codes().to_vec();
-            bytes.resize(scales_at(x.format(), x.len()), 0);
-            bytes.extend_from_slice(scales);
-            bytes
+    let mut bytes = Vec::with_capacity(bytes_on_device(moment.format(), moment.len()));
+    for (i, part) in moment.parts().into_iter().enumerate() {
+        if let (1, StateFormat::Blocks(format)) = (i, moment.format()) {
+            bytes.resize(scales_at(format, moment.len()), 0);
         }
+        bytes.extend_from_slice(part);
     }
+    bytes
 }
 
 /// Hyper-parameters as kernels read them.

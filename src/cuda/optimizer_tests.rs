@@ -1,39 +1,18 @@
 //! Whole optimizers against those of the CPU bit by bit: many tensors, every rule and option. On the host in place of a GPU, or on one
 //! where `HALFULP_REQUIRE_GPU` is set.
 
-use core::fmt::Debug;
-
 use half::{bf16, f16};
 
 use super::emulated::{Emulated, FORWARD, REVERSE};
+use super::kernel_tests::Value;
 use super::optimizer::DeviceParameters;
-use super::{CudaError, DeviceGradients, DeviceNorm, DeviceParameter, DeviceVec, ElementType, Gpu, Source, StepMemory};
+use super::{CudaError, DeviceGradients, DeviceNorm, DeviceParameter, DeviceVec, ElementType, Gpu, StepMemory};
 use crate::cuda;
 use crate::optim::{
     self, AdEMAMixConfig, AdamConfig, AdamWConfig, ChunkSums, Clip, GradientNorm, LambConfig, LionConfig, MixStates,
-    NonFinite, OptimError, Parameter, ParameterGroup, Real, ResetMoments, Rounding, Rule, SgdConfig, StateFormat,
-    States, StepControl, StepOutcome, sealed,
+    NonFinite, OptimError, Parameter, ParameterGroup, ResetMoments, Rounding, Rule, SgdConfig, StateFormat, States,
+    StepControl, StepOutcome, sealed,
 };
-
-/// A type of memory on both sides.
-trait Value: Real + Source + Debug {
-    fn of(x: f32) -> Self;
-}
-impl Value for f32 {
-    fn of(x: f32) -> Self {
-        x
-    }
-}
-impl Value for bf16 {
-    fn of(x: f32) -> Self {
-        Self::from_f32(x)
-    }
-}
-impl Value for f16 {
-    fn of(x: f32) -> Self {
-        Self::from_f32(x)
-    }
-}
 
 fn gpu(order: u64) -> Option<Gpu> {
     match std::env::var_os("HALFULP_REQUIRE_GPU") {

@@ -68,7 +68,7 @@ use super::{
     AdamWConfig, Moment, OptimError, Optimizer, ParameterGroup, ResetError, ResetMoments, ResetProgress, ResetSchedule,
     ResetScope, Resets, Rounding, Rule, StateFormat,
 };
-use crate::format::{BlockScale, Format, Scales};
+use crate::format::{BlockScale, Format};
 use crate::random::tensor_id;
 
 /// What a checkpoint holds.
@@ -236,22 +236,6 @@ fn parts(format: StateFormat, n: usize) -> Vec<Part> {
     }
 }
 
-/// The bytes of these tensors.
-fn bytes(moment: &Moment) -> Vec<&[u8]> {
-    match moment {
-        Moment::F32(x) => alloc::vec![bytemuck::cast_slice(x)],
-        Moment::Bf16(x) => alloc::vec![bytemuck::cast_slice(x)],
-        Moment::Blocks(x) => {
-            let scales = match x.scales() {
-                Scales::F32(scales) => bytemuck::cast_slice(scales),
-                Scales::E8M0(scales) => scales,
-                Scales::Nvfp4 { .. } => unreachable!("`States` refuses NVFP4"),
-            };
-            alloc::vec![x.codes(), scales]
-        }
-    }
-}
-
 fn format_json(format: StateFormat) -> Value {
     match format {
         StateFormat::F32 | StateFormat::Bf16 => json!(format.to_string()),
@@ -323,7 +307,7 @@ fn lay_out<'a, R: Rule>(
         }
         for (kind, moment) in R::STATES.iter().zip(&state.states) {
             let which = kind.name;
-            for ((suffix, dtype, n), bytes) in parts(moment.format(), moment.len()).into_iter().zip(bytes(moment)) {
+            for ((suffix, dtype, n), bytes) in parts(moment.format(), moment.len()).into_iter().zip(moment.parts()) {
                 entries.push((dtype, format!("{name}::{which}{suffix}"), n, bytes));
             }
         }

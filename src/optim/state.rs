@@ -320,6 +320,23 @@ impl Moment {
         })
     }
 
+    /// Its bytes, which [`from_bytes`](Self::from_bytes) takes together: codes, and then the scales of blocks.
+    #[cfg(any(feature = "checkpoint", feature = "cuda"))]
+    pub(crate) fn parts(&self) -> Vec<&[u8]> {
+        match self {
+            Self::F32(x) => alloc::vec![bytemuck::cast_slice(x)],
+            Self::Bf16(x) => alloc::vec![bytemuck::cast_slice(x)],
+            Self::Blocks(x) => {
+                let scales = match x.scales() {
+                    Scales::F32(scales) => bytemuck::cast_slice(scales),
+                    Scales::E8M0(scales) => scales,
+                    Scales::Nvfp4 { .. } => unreachable!("`States` refuses NVFP4"),
+                };
+                alloc::vec![x.codes(), scales]
+            }
+        }
+    }
+
     /// What it is stored as.
     #[must_use]
     pub fn format(&self) -> StateFormat {
