@@ -1,5 +1,9 @@
 //! Optimizers on device memory.
 
+mod list;
+#[cfg(feature = "stall")]
+mod stalls;
+
 use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::sync::Arc;
@@ -8,6 +12,9 @@ use alloc::vec::Vec;
 use core::array::from_fn;
 use core::convert::Infallible;
 use core::sync::atomic::{AtomicU64, Ordering};
+
+pub use list::{DeviceParameter, DeviceParameters, StepMemory};
+use list::{Listed, raw};
 
 use super::cast::Source;
 use super::launch::{Shape, aligned, disjoint, launch};
@@ -19,70 +26,8 @@ use super::plan::{
 use super::{CudaError, DeviceNorm, DeviceVec, ElementType, Gpu};
 use crate::format::BlockScale;
 use crate::optim::{self, Entry, MOST, Moment, NonFinite, NormError, OptimError, ParameterGroup, Real, ResetMoments};
-use crate::optim::{Formats, Rounding, Rule, StateFormat, States, StepControl, Tensor, TensorState, Visit, check};
+use crate::optim::{Formats, Rounding, Rule, StateFormat, States, StepControl, TensorState, Visit, check};
 use crate::random::{Keys, Role};
-
-/// One tensor of a step, or a part of one, in device memory.
-#[derive(Debug)]
-pub struct DeviceParameter<'a, P, G> {
-    tensor: Tensor<'a>,
-    params: &'a mut DeviceVec<P>,
-    grads: &'a DeviceVec<G>,
-    group: usize,
-}
-
-impl<'a, P: Source + Real, G: Source + Real> DeviceParameter<'a, P, G> {
-    /// A tensor known by name; its id is the name's [`tensor_id`](crate::random::tensor_id).
-    pub fn named(name: &'a str, params: &'a mut DeviceVec<P>, grads: &'a DeviceVec<G>) -> Self {
-        Self { tensor: Tensor::named(name), params, grads, group: 0 }
-    }
-
-    /// A tensor known by number.
-    pub fn numbered(id: u64, params: &'a mut DeviceVec<P>, grads: &'a DeviceVec<G>) -> Self {
-        Self { tensor: Tensor::numbered(id), params, grads, group: 0 }
-    }
-
-    /// As [`optim::Parameter::part`].
-    #[must_use]
-    pub fn part(self, first: u64, whole: u64) -> Self {
-        Self { tensor: self.tensor.part(first, whole), ..self }
-    }
-
-    /// In another parameter group than 0: [`Optimizer::add_group`].
-    #[must_use]
-    pub fn group(self, group: usize) -> Self {
-        Self { group, ..self }
-    }
-}
-
-/// Somebody else's memory to step: addresses, length and types.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StepMemory {
-    /// The tensor's id: a number, or the [`tensor_id`](crate::random::tensor_id) of a name.
-    pub id: u64,
-    /// Address of the parameters, aligned to their size.
-    pub params: u64,
-    /// Their type.
-    pub params_type: ElementType,
-    /// Address of the gradients, aligned to their size.
-    pub grads: u64,
-    /// Their type.
-    pub grads_type: ElementType,
-    /// Number of elements of each.
-    pub n: u64,
-    /// The parameter group.
-    pub group: usize,
-    /// Of a shard, the index of its first element and the number of elements of the whole tensor.
-    pub part: Option<(u64, u64)>,
-}
-
-/// A tensor of a step's list: what it is, where it is, and the length of its gradients.
-#[derive(Clone, Copy, Debug)]
-pub struct Listed<'a> {
-    tensor: Tensor<'a>,
-    memory: StepMemory,
-    grads: usize,
-}
 
 /// States of one tensor.
 #[derive(Debug)]
@@ -1095,106 +1040,6 @@ impl<R: Rule> Optimizer<R> {
     }
 }
 
-#[cfg(feature = "stall")]
-impl<R: Rule> Optimizer<R> {
-    /// As [`optim::Optimizer::stalls`]. Waits for the step.
-    ///
-    /// # Errors
-    /// As [`Gpu::download`].
-    pub fn stalls(&self, id: u64) -> Result<Vec<crate::stall::StallCounts>, CudaError> {
-        if !self.meter || !self.last.list.iter().any(|memory| memory.id == id) {
-            return Ok(Vec::new());
-        }
-        let counts = self.gpu.download(&self.counts)?;
-        Ok(self.counts_of(&counts, id).iter().map(|counts| counts.public()).collect())
-    }
-
-    /// As [`optim::Optimizer::stepped`]: without a meter the tensors alone. Waits for the step if there is one.
-    ///
-    /// # Errors
-    /// As [`Gpu::download`].
-    pub fn stepped(&self) -> Result<Vec<optim::Stepped>, CudaError> {
-        let counts = if self.meter { Some(self.gpu.download(&self.counts)?) } else { None };
-        let second = R::STATES.iter().position(|kind| kind.role == Role::SecondMoment);
-        let of = |memory: &StepMemory| {
-            let tensor = memory.id;
-            let stalled = counts
-                .as_ref()
-                .zip(second)
-                .and_then(|(counts, second)| self.counts_of(counts, tensor).get(second).map(|counts| counts.public()));
-            optim::Stepped { tensor, stalled }
-        };
-        Ok(self.last.list.iter().map(of).collect())
-    }
-
-    /// As [`optim::Optimizer::stall_report`]. Waits for the step.
-    ///
-    /// # Errors
-    /// As [`Gpu::download`].
-    pub fn stall_report(&self) -> Result<Vec<optim::StateStalls>, CudaError> {
-        if !self.meter {
-            return Ok(Vec::new());
-        }
-        let (counts, ages) = (self.gpu.download(&self.counts)?, self.gpu.download(&self.ages)?);
-        let mut report = Vec::new();
-        let mut last: Vec<u64> = self.last.list.iter().map(|memory| memory.id).collect();
-        last.sort_unstable();
-        for id in last {
-            let Some(state) = self.tensors.get(&id) else { continue };
-            let of_states = self.counts_of(&counts, id).into_iter().zip(ages_of(&ages, state.slot)).enumerate();
-            for (s, (counts, age)) in of_states {
-                report.push(optim::StateStalls::new::<R>(
-                    id,
-                    state.name.clone(),
-                    R::STATES[s],
-                    state.formats[s],
-                    age,
-                    counts,
-                    (&self.groups[state.group].config, self.rounding),
-                ));
-            }
-        }
-        Ok(report)
-    }
-
-    /// As [`optim::Resets::after_step`], for this optimizer. Waits for the age of tensors that are reset.
-    ///
-    /// # Errors
-    /// [`CudaError::Reset`] as `after_step`, and as [`reset`](Self::reset) and [`Gpu::download`].
-    pub fn reset_after_step(
-        &mut self,
-        resets: &mut optim::Resets,
-        stepped: &[optim::Stepped],
-    ) -> Result<(), CudaError> {
-        let tensors = match resets.decide(stepped)? {
-            optim::ResetDue::Tensors(tensors) => tensors,
-            optim::ResetDue::All => self.tensors().collect(),
-        };
-        for tensor in tensors {
-            let (step, age, moments) = (self.steps()?, self.age(tensor)?, resets.moments());
-            if self.reset(tensor, moments)? {
-                resets.record(optim::ResetEvent { step, tensor, age, moments });
-            }
-        }
-        Ok(())
-    }
-
-    /// What was counted in each state of a tensor.
-    fn counts_of(&self, counts: &[DeviceCounts], id: u64) -> Vec<optim::Counts> {
-        let Some(state) = self.tensors.get(&id) else { return Vec::new() };
-        let copies = &counts[state.slot as usize * COPIES..][..COPIES];
-        let sum = |of: fn(&DeviceCounts) -> u64| copies.iter().map(of).sum::<u64>();
-        let untouched = sum(|counts| counts.untouched);
-        let of = |s: usize| {
-            let by = |of: fn(&DeviceCounts) -> [u64; MOST]| copies.iter().map(|counts| of(counts)[s]).sum::<u64>();
-            let (stalled, nan) = (by(|counts| counts.stalled), by(|counts| counts.nan));
-            let moved_to_same = by(|counts| counts.moved_to_same);
-            optim::Counts { counted: state.n - untouched - nan, stalled, nan, untouched, moved_to_same }
-        };
-        (0..R::STATES.len()).map(of).collect()
-    }
-}
-
 impl<R: Rule<States = States>> Optimizer<R> {
     /// First and second moment of a tensor, copied to the host after all earlier work; `None` for one that has not been
     /// stepped.
@@ -1204,69 +1049,6 @@ impl<R: Rule<States = States>> Optimizer<R> {
     pub fn moments(&self, id: u64) -> Result<Option<(Moment, Moment)>, CudaError> {
         Ok(self.stored(id)?.and_then(|states| <[Moment; 2]>::try_from(states).ok()).map(|[m, v]| (m, v)))
     }
-}
-
-/// A list of tensors that share types, for [`Optimizer::step_mixed`]: a slice, an array or a vector of [`DeviceParameter`]. Sealed.
-pub trait DeviceParameters: sealed::Lists {}
-
-impl<L: sealed::Lists> DeviceParameters for L {}
-
-mod sealed {
-    use super::{CudaError, DeviceParameter, Gpu, Listed, Real, Source, StepMemory};
-    use alloc::vec::Vec;
-
-    pub trait Lists {
-        /// Adds what there is, if it is of this device.
-        fn list<'b>(&'b self, gpu: &Gpu, to: &mut Vec<Listed<'b>>) -> Result<(), CudaError>;
-    }
-
-    fn list<'b, P: Source + Real, G: Source + Real>(
-        tensors: &'b [DeviceParameter<'_, P, G>],
-        gpu: &Gpu,
-        to: &mut Vec<Listed<'b>>,
-    ) -> Result<(), CudaError> {
-        for DeviceParameter { tensor, params, grads, group } in tensors {
-            gpu.own(params, "params")?;
-            gpu.own(grads, "grads")?;
-            let memory = StepMemory {
-                id: tensor.id,
-                params: params.address(),
-                params_type: P::TYPE,
-                grads: grads.address(),
-                grads_type: G::TYPE,
-                n: params.len() as u64,
-                group: *group,
-                part: tensor.of(),
-            };
-            to.push(Listed { tensor: *tensor, memory, grads: grads.len() });
-        }
-        Ok(())
-    }
-
-    macro_rules! lists {
-        ($([$($generics:tt)*] $list:ty),*) => {
-            $(impl<P: Source + Real, G: Source + Real, $($generics)*> Lists for $list {
-                fn list<'b>(&'b self, gpu: &Gpu, to: &mut Vec<Listed<'b>>) -> Result<(), CudaError> {
-                    list(self, gpu, to)
-                }
-            })*
-        };
-    }
-    lists!(
-        [] Vec<DeviceParameter<'_, P, G>>,
-        [] &mut [DeviceParameter<'_, P, G>],
-        [const N: usize] [DeviceParameter<'_, P, G>; N]
-    );
-}
-
-fn raw(tensors: &[StepMemory]) -> Vec<Listed<'static>> {
-    let listed = |memory: &StepMemory| {
-        let grads = usize::try_from(memory.n).unwrap_or(usize::MAX);
-        let tensor = Tensor::numbered(memory.id);
-        let tensor = memory.part.map_or(tensor, |(first, whole)| tensor.part(first, whole));
-        Listed { tensor, memory: *memory, grads }
-    };
-    tensors.iter().map(listed).collect()
 }
 
 /// Launches so many blocks of a kernel.
