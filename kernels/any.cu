@@ -55,7 +55,8 @@ extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) norms_lamb_any(const
         UNROLL for (int j = 0; j < 4; j++) {
             float states[Lamb::COUNT];
             UNROLL for (int k = 0; k < Lamb::COUNT; k++) states[k] = x[k][j];
-            const float update = Lamb::update(scalars_of<Lamb>(record), p[j], g[j], states);
+            Written written;
+            const float update = Lamb::update(written, scalars_of<Lamb>(record), p[j], g[j], states);
             const bool there = first + j < end;
             squares_p[j] = there ? bits_of(p[j]) : 0;
             squares_u[j] = there && !(record.skip_zeros && g[j] == 0.0f) ? bits_of(update) : 0;

@@ -3,13 +3,12 @@
 #include "blocks.cuh"
 #include "many.cuh"
 
-#define WARP 32
 
 struct AnyLaunch {
     Launch launch;
     u32 p_type, g_type; // 0: f32, 1: BF16, 2: FP16
     u32 log_run;        // log2 of the elements of a block, for kernels that have formats built in
-    u32 unused;
+    u32 tiles;          // of all items, for kernels whose warps take one after another
     Moment states[MOST_STATES];
 };
 
@@ -130,7 +129,8 @@ template <class R> FN Quad<R> any_quad(const AnyLaunch &a, const Record &r, cons
     UNROLL for (int j = 0; j < 4; j++) {
         float x[R::COUNT];
         UNROLL for (int k = 0; k < R::COUNT; k++) x[k] = q.old[k][j];
-        const float now = R::step(scalars, q.p[j], q.g[j], x);
+        Written written;
+        const float now = R::step(written, scalars, q.p[j], q.g[j], x);
         const bool still = (r.skip_zeros && q.g[j] == 0.0f) || i + j >= item.n;
         q.p[j] = still ? q.p[j] : now;
         UNROLL for (int k = 0; k < R::COUNT; k++) q.x[k][j] = still ? q.old[k][j] : x[k];
@@ -279,7 +279,8 @@ FN float code_at(const Moment &m, const void *memory, u32 scale, u64 i) {
 FN float one_step(const AnyLaunch &a, const Record &r, const Item &item, u64 i, float (&x)[2]) {
     UNROLL for (int k = 0; k < 2; k++)
         x[k] = code_at(a.states[k], item.states[k], ((const u8 *)item.scales[k])[i >> a.log_run], i);
-    return AdamW::step(scalars_of<AdamW>(r), value_at(a.p_type, item.p, i), value_at(a.g_type, item.g, i), x);
+    Written written;
+    return AdamW::step(written, scalars_of<AdamW>(r), value_at(a.p_type, item.p, i), value_at(a.g_type, item.g, i), x);
 }
 
 // One block of both moments of AdamW, under powers of two, by one warp: where a kernel that has their formats built in cannot.

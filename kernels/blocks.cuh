@@ -5,6 +5,7 @@
 // smallest normal value of the element format is that of f32. Between a value and that lies one multiplication by a power
 // of two, and codes are cut off above 23 - P dropped bits, after noise was added to those.
 #pragma once
+#include "random.cuh"
 #include "round.cuh"
 #include "scaled.cuh"
 
@@ -56,9 +57,14 @@ template <class T> FN Unit unit(u32 scale) {
 
 // Code i of a word, as the f32 of its exponent and fraction.
 template <class T> FN float placed(u32 word, int i) {
-    u32 top = word << (32 - T::BITS * (i + 1));
-    u32 bits = T::SIGNED ? (u32)((int)top >> (8 - T::E)) : top >> (9 - T::E);
-    bits &= (T::SIGNED ? 0x80000000u : 0) | T::MAGNITUDE << (23 - T::P);
+    u32 bits;
+    if (T::SIGNED) {
+        bits = (u32)((int)(word << (32 - T::BITS * (i + 1))) >> (8 - T::E)) & (0x80000000u | T::MAGNITUDE << (23 - T::P));
+    } else {
+        const u32 there = word & T::MAGNITUDE << T::BITS * i;
+        const int left = 23 - T::P - T::BITS * i;
+        bits = left > 0 ? there << left : there >> -left;
+    }
     // Code 0 of a format without zero is half of code 1.
     return float_of(T::ZERO || bits > T::ONE / 2 ? bits : T::ONE / 2);
 }
@@ -66,51 +72,55 @@ template <class T> FN float placed(u32 word, int i) {
 // The value of code i of a word.
 template <class T> FN float decode(u32 word, int i, Unit u) { return placed<T>(word, i) * u.first * u.second; }
 
-// Blocks up to BIAS beyond the scale 1 are near: one factor takes codes to values, and its inverse takes values to codes.
-template <class T> FN bool is_near(u32 scale) { return scale <= 127u + T::BIAS; }
+// Blocks less than BIAS beyond the scale 1 are near: one factor, a normal number as its inverse is, takes codes to values, and its
+// inverse takes values to codes.
+template <class T> FN bool is_near(u32 scale) { return scale < 127u + T::BIAS; }
 struct Near {
     float encode, decode;
 };
 template <class T> FN Near near_unit(u32 scale) {
-    Near n = {power_of_two(127 + T::BIAS - (int)scale), power_of_two((int)scale + 127 - T::BIAS)};
+    Near n = {float_of((127u + T::BIAS - scale) << 23), float_of((scale + 127u - T::BIAS) << 23)};
     return n;
 }
 template <class T> FN float decode_near(u32 word, int i, Near n) { return placed<T>(word, i) * n.decode; }
 
-// Below code 1 of a format without zero a ulp is half as long, and begins at code 0; what lies below that is code 0.
-template <class T> FN u32 folded(u32 bits) {
-    if (T::ZERO) return bits;
-    int below = (int)(2 * bits - T::ONE);
-    below = below > 0 ? below : 0;
-    return below < (int)bits ? (u32)below : bits;
+// Below code 1 of a format without zero a ulp is half as long, and begins at code 0; what lies below that is code 0. f32 has a
+// subnormal number for each multiple of its ulp there, and above the double of x less one is x at least.
+template <class T> FN float folded(float x) {
+    if (T::ZERO) return x;
+    const float below = saturated(fmaf(x, 2.0f, -float_of(T::ONE)));
+    return below < x ? below : x;
 }
 
-// |x| as the f32 of its code, with what goes up carried into it.
+// |x| as a word whose highest byte is its code, with what is dropped below and what goes up carried into it. What of the word lies
+// above the code is zero.
 template <class D> struct Carried;
 template <> struct Carried<Draws16> {
-    template <class T> FN_MEMBER u32 bits(float x, Near n, u32 draw) {
+    // Where a word's draw belongs, and below it the middle of what it leaves open.
+    FN_MEMBER u32 noise(const Word &w, int i) { return byte_perm(i & 2 ? w.x1 : w.x0, 0x80, i & 1 ? 0x5324 : 0x5104); }
+    template <class T> FN_MEMBER u32 bits(float x, Near n, u32 noise) {
         // Cut off toward zero, the product lies in the same of the 2^17 parts of a ulp: 23 - P bits are more than 17.
-        return folded<T>(bits_of(product_down(fabsf(x), n.encode))) + (draw << (7 - T::P) | 1u << (6 - T::P));
+        return (bits_of(folded<T>(product_down(fabsf(x), n.encode))) << (1 + T::P)) + noise;
     }
 };
 template <> struct Carried<NearestEven> {
+    FN_MEMBER u32 noise(const Word &, int) { return 0; }
     template <class T> FN_MEMBER u32 bits(float x, Near n, u32) {
         // What is cut off is told by an odd last bit.
         float y = product_down(fabsf(x), n.encode);
-        u32 bits = folded<T>(bits_of(y) | (u32)(y * n.decode != fabsf(x)));
-        return bits + (T::ONE / 2 - 1) + (bits >> (23 - T::P) & 1);
+        u32 bits = bits_of(folded<T>(y)) | (u32)(y * n.decode != fabsf(x));
+        return (bits + (T::ONE / 2 - 1) + (bits >> (23 - T::P) & 1)) << (1 + T::P);
     }
 };
 
-// The code of x, a first moment or (SECOND) a second one, which is not negative and keeps above zero what is above zero. The
-// code stands at the top of the word, with anything below it.
-template <class T, class D, bool SECOND> FN u32 code_near(float x, Near n, u32 draw) {
-    u32 bits = Carried<D>::template bits<T>(x, n, draw);
-    if (SECOND && T::ZERO && x > 0.0f) bits = bits > T::ONE ? bits : T::ONE;
-    if (!T::SIGNED) return bits << (9 - T::E);
+// The code of x in the highest byte, with anything below it. A second moment is not negative, and `least` keeps above zero what is.
+template <class T, class D> FN u32 code_near(float x, Near n, u32 noise) {
+    u32 bits = Carried<D>::template bits<T>(x, n, noise);
     // No carry reaches the sign: |x| is at most the largest value.
-    return bits << (8 - T::E) | (bits_of(x) & 0x80000000u);
+    if (T::SIGNED) bits |= (bits_of(x) & 0x80000000u) >> (8 - T::BITS);
+    return bits;
 }
+#define LEAST_CODE (1u << 24)
 
 // The same, for the scales of all blocks that are not NaN.
 template <class T, class D, bool SECOND> FN u32 code_far(float x, u32 scale, u32 draw) {
@@ -118,12 +128,16 @@ template <class T, class D, bool SECOND> FN u32 code_far(float x, u32 scale, u32
                              T::ZERO ? 0 : (u32)(128 - T::BIAS - T::P) << 23, T::MAX, 0, 0, 0};
     // Exact, but for what is too far below the smallest value to be rounded up.
     u32 result = code<D>(unscaled, bits_of(x * power_of_two(254 - (int)scale)), draw);
-    result = SECOND && T::ZERO && x > 0.0f && result == 0 ? 1 : result;
-    return result << (32 - T::BITS);
+    return SECOND && T::ZERO && x > 0.0f && result == 0 ? 1 : result;
 }
 
-// Puts a code in front of those in a word: the last code of a word comes first.
-template <class T> FN u32 pushed(u32 word, u32 code) { return funnel(word, code, T::BITS); }
+// Four codes from the highest bytes of words, the first lowest.
+template <class T> FN u32 four_codes(const u32 (&c)[4]) {
+    const u32 bytes = byte_perm(byte_perm(c[0], c[1], 0x73), byte_perm(c[2], c[3], 0x73), 0x5410);
+    if (T::BITS == 8) return bytes;
+    const u32 pairs = bytes | bytes >> 4;
+    return byte_perm(pairs, 0, 0x4420);
+}
 
 // How a moment is stored, for code that takes any format.
 struct Moment {

@@ -5,7 +5,8 @@
 #pragma once
 
 // `high_product` is the high half of a * b, `product_down` is a * b rounded toward zero, `sum_down` a + b of two that are not
-// negative, `funnel` the upper word of high:low << count, `bit` 1 << count, which leaves nothing where the count is beyond a word.
+// negative, `bit` 1 << count, which leaves nothing where the count is beyond a word, `byte_perm` four bytes of y:x by their numbers,
+// the last first, `saturated` x within 0 and 1, NaN to 0.
 #ifdef __CUDACC__
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -15,6 +16,7 @@ typedef unsigned long long u64;
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("unroll 1")
 #define FN_MEMBER static __device__ __forceinline__
+#define FN_METHOD __device__ __forceinline__
 FN float float_of(u32 bits) { return __uint_as_float(bits); }
 FN u32 bits_of(float x) { return __float_as_uint(x); }
 FN double double_of(u64 bits) { return __longlong_as_double((long long)bits); }
@@ -22,8 +24,9 @@ FN u64 bits_of(double x) { return (u64)__double_as_longlong(x); }
 FN double sum_down(double a, double b) { return __dadd_rz(a, b); }
 FN u32 high_product(u32 a, u32 b) { return __umulhi(a, b); }
 FN float product_down(float a, float b) { return __fmul_rz(a, b); }
-FN u32 funnel(u32 high, u32 low, u32 count) { return __funnelshift_l(low, high, count); }
 FN u32 bit(u32 count) { return 1u << count; }
+FN u32 byte_perm(u32 x, u32 y, u32 selector) { return __byte_perm(x, y, selector); }
+FN float saturated(float x) { return __saturatef(x); }
 #else
 #include <cmath>
 #include <cstdlib>
@@ -37,6 +40,7 @@ typedef uint64_t u64;
 #define UNROLL
 #define NO_UNROLL
 #define FN_MEMBER static inline
+#define FN_METHOD inline
 FN float float_of(u32 bits) { float x; std::memcpy(&x, &bits, 4); return x; }
 FN u32 bits_of(float x) { u32 bits; std::memcpy(&bits, &x, 4); return bits; }
 FN double double_of(u64 bits) { double x; std::memcpy(&x, &bits, 8); return x; }
@@ -48,8 +52,14 @@ FN double sum_down(double a, double b) {
     return lost < 0 ? double_of(bits_of(near) - 1) : near;
 }
 FN u32 high_product(u32 a, u32 b) { return (u32)((u64)a * b >> 32); }
-FN u32 funnel(u32 high, u32 low, u32 count) { return (u32)(((u64)high << 32 | low) << count >> 32); }
 FN u32 bit(u32 count) { return count < 32 ? 1u << count : 0; }
+FN u32 byte_perm(u32 x, u32 y, u32 selector) {
+    const u64 bytes = (u64)y << 32 | x;
+    u32 result = 0;
+    for (int i = 0; i < 4; i++) result |= (u32)(bytes >> 8 * (selector >> 4 * i & 7) & 0xFF) << 8 * i;
+    return result;
+}
+FN float saturated(float x) { return x > 0 ? x < 1 ? x : 1 : 0; }
 FN float product_down(float a, float b) {
     // The product is exact in f64; a neighbour of it in f32 is one code away.
     double exact = (double)a * b;

@@ -33,6 +33,14 @@
 //                                                       keys (5)
 //   14, hyper-parameters (12 f64), n, (norm of parameters, of update (f64)) n times
 //                                                       LAMB's step
+//   15, first significand, count                        roots of that and the following numbers, by every seed that is as near as
+//                                                       the hardware's: how many seeds; and of each wrong root, the number
+//   16, first significand, count                        inverses, likewise, of the significands in [1, 2): how many seeds; and of each
+//                                                       wrong inverse, the number, the inverse, and how many quotients by it of
+//                                                       the numerators in [1, 2) are wrong
+//   17, n, (a, b) n times                               quotients a / b by the best seed, by the two next to it, and written
+//   18, rule, scalars (14 words), n, (p, g, state, state, state) n times
+//                                                       of each element, whether the seeded step covers it; if so new p and states
 // A rule is 0 (AdamW), 1 (Adam), 2 (SGD), 3 (Lion), 4 (AdEMAMix), 5 (LAMB).
 // An element is 0 (E4M3), 1 (E5M2), 2 (UE5M3), 3 (UE4M4), 4 (E2M1), 5 (UE2M2Nz). A decision is 0 (nearest), 16 or 32 (stochastic with so many bits).
 #include <algorithm>
@@ -127,11 +135,17 @@ template <class T, class D, bool SECOND> static void blocks() {
         out.push_back(near);
         for (size_t i = 0; i < block; i += each) {
             u32 by_near = 0, by_far = 0;
-            for (size_t j = each; j-- > 0;) {
-                const float x = float_of(in[first + 2 * (i + j)]);
-                const u32 draw = in[first + 2 * (i + j) + 1];
-                by_near = pushed<T>(by_near, code_near<T, D, SECOND>(x, n, draw));
-                by_far = pushed<T>(by_far, code_far<T, D, SECOND>(x, scale, draw));
+            for (size_t j = 0; j < each; j += 4) {
+                u32 c[4];
+                for (size_t k = 0; k < 4; k++) {
+                    const float x = float_of(in[first + 2 * (i + j + k)]);
+                    const u32 draw = in[first + 2 * (i + j + k) + 1];
+                    const Word w = {draw << 16 * (k % 2), draw << 16 * (k % 2)};
+                    const u32 least = SECOND && T::ZERO && x > 0 ? LEAST_CODE : 0;
+                    c[k] = std::max(code_near<T, D>(x, n, Carried<D>::noise(w, k)), least);
+                    by_far |= code_far<T, D, SECOND>(x, scale, draw) << T::BITS * (j + k);
+                }
+                by_near |= four_codes<T>(c) << T::BITS * j;
             }
             out.push_back(near ? by_near : by_far);
             out.push_back(by_far);
@@ -191,8 +205,28 @@ template <class R> struct Steps {
             float p = read<float>(), g = read<float>(), given[3] = {read<float>(), read<float>(), read<float>()};
             float x[R::COUNT];
             std::copy_n(given, R::COUNT, x);
-            out.push_back(canonical(R::step(s, p, g, x)));
+            Written written;
+            out.push_back(canonical(R::step(written, s, p, g, x)));
             for (int k = 0; k < 3; k++) out.push_back(k < R::COUNT ? canonical(x[k]) : 0);
+        }
+    }
+};
+template <class R> struct SeededSteps {
+    static void answer() {
+        struct Given { u32 words[14]; }; Given scalars = read<Given>();
+        typename R::Scalars s;
+        std::memcpy(&s, &scalars, sizeof s);
+        for (u32 n = next(); n > 0; n--) {
+            float p = read<float>(), g = read<float>(), given[3] = {read<float>(), read<float>(), read<float>()};
+            float x[R::COUNT];
+            for (int k = 0; k < R::COUNT; k++) x[k] = given[k];
+            Seeded seeded;
+            const float now = R::step(seeded, s, p, g, x);
+            // Of one element a zero is no doubt.
+            const bool fair = seeded.smallest == 0 || !seeded.doubt();
+            out.push_back(R::seeded(s) && now - now == 0 && fair);
+            out.push_back(bits_of(now));
+            for (int k = 0; k < 3; k++) out.push_back(k < R::COUNT ? bits_of(x[k]) : 0);
         }
     }
 };
@@ -208,6 +242,46 @@ template <class R> struct Scalings {
         }
     }
 };
+// Calls `with` for each f32 within `most` of `exact`, and counts them.
+template <class F> static u32 seeds(double exact, double most, F with) {
+    const u32 nearest = bits_of((float)exact);
+    u32 n = 0;
+    for (u32 bits = nearest - 8; bits <= nearest + 8; bits++)
+        if (std::fabs((double)float_of(bits) - exact) <= most) with(float_of(bits)), n++;
+    return n;
+}
+
+static void roots() {
+    const u32 first = next(), count = next();
+    u32 n = 0;
+    out.push_back(0);
+    for (u32 bits = first; bits < first + count; bits++) {
+        const float x = float_of(bits), root = std::sqrt(x);
+        const double inverse = 1 / std::sqrt((double)x);
+        n += seeds(inverse, inverse * std::exp2(-22.9), [&](float seed) {
+            if (root_from(x, seed) != root) out.push_back(bits);
+        });
+    }
+    out[0] = n;
+}
+
+static void inverses() {
+    const u32 first = next(), count = next();
+    u32 n = 0;
+    out.push_back(0);
+    for (u32 bits = first; bits < first + count; bits++) {
+        const float b = float_of(bits);
+        n += seeds(1 / (double)b, 0x1p-23, [&](float seed) {
+            // No f32 is in the middle of two: the quotient in f64 is rounded rightly.
+            if (inverse_from(b, seed) == (float)(1 / (double)b)) return;
+            u32 wrong = 0;
+            for (u32 a = 0x3F800000; a < 0x40000000; a++) wrong += quotient_from(float_of(a), b, seed) != float_of(a) / b;
+            out.push_back(bits), out.push_back(bits_of(inverse_from(b, seed))), out.push_back(wrong);
+        });
+    }
+    out[0] = n;
+}
+
 template <template <class> class Ask> static void of_rule(u32 rule) {
     switch (rule) {
     case 0: Ask<AdamW>::answer(); break;
@@ -330,6 +404,17 @@ int main() {
         }
         break;
     }
+    case 15: roots(); break;
+    case 16: inverses(); break;
+    case 17: {
+        for (u32 n = next(); n > 0; n--) {
+            const float a = read<float>(), b = read<float>(), best = 1 / b;
+            for (int i = -1; i <= 1; i++) out.push_back(bits_of(quotient_from(a, b, float_of(bits_of(best) + i))));
+            out.push_back(bits_of(a / b));
+        }
+        break;
+    }
+    case 18: of_rule<SeededSteps>(next()); break;
     }
     std::fwrite(out.data(), 4, out.size(), stdout);
     return 0;

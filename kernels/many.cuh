@@ -8,6 +8,7 @@
 #include "random.cuh"
 #include "rules.cuh"
 
+#define WARP 32
 #define MOST_STATES 3
 #define HYPER 12
 // Flags of an item: memory is aligned to what a thread takes; it is the first, or the only one, of its tensor.
@@ -76,6 +77,7 @@ struct Launch {
     // Of one item whose step, ages and control the host knows: nothing prepares the launch then, which brings the device to the
     // same state as if something had.
     u32 direct;
+    u32 seeded; // whether roots and quotients may be those of seeds: `seed_holds`
     Record record;
     Clock *clock;
     u64 *ages; // of the item's tensor
@@ -92,13 +94,11 @@ template <int N> FN void from_shared(u32 (&w)[N], const u32 *at) {
                      : "=r"(w[i]), "=r"(w[i + 1]), "=r"(w[i + 2]), "=r"(w[i + 3]) : "r"(address + 4 * i));
 }
 #else
-template <int N> FN void from_shared(u32 (&w)[N], const u32 *at) {
-    for (int i = 0; i < N; i++) w[i] = at[i];
-}
+template <int N> FN void from_shared(u32 (&w)[N], const u32 *at) { load<N>(w, at); }
 #endif
 
 // What a block has of its item in shared memory.
-struct Taken {
+struct alignas(16) Taken {
     Record record;
     Item item;
     u32 number; // of the item
@@ -147,7 +147,7 @@ FN Keys keys_of(const Record &r, int role) {
 FN u32 item_of(const u32 *first, u32 count, u32 tile) {
     u32 low = 0;
     while (count > 1) {
-        const u32 stride = (count + 31) / 32, at = (threadIdx.x % 32) * stride;
+        const u32 stride = (count + 31) / 32, at = (threadIdx.x % WARP) * stride;
         const u32 hits = __popc(__ballot_sync(0xFFFFFFFFu, at < count && first[low + at] <= tile));
         const u32 past = (hits - 1) * stride;
         low += past;
@@ -180,12 +180,29 @@ FN const Item *item_of_ahead(const Launch &a, u32 item, u32 tile) {
     return tile - of->tile < of->tiles ? of : 0;
 }
 
+// Brings the device to where a step that nothing prepares leaves it; one block comes here.
+FN void advance(const Launch &a) {
+    const u32 i = threadIdx.x;
+    if (i < MOST_STATES) a.ages[i] = a.new_ages[i];
+    if (i == MOST_STATES) a.clock->step = a.step;
+}
+
 // Takes an item and its record to shared memory, as far as they are used; every thread of the block, of 128, comes here.
 FN void take(Taken &to, const Launch &a, u32 item) {
     const u32 i = threadIdx.x;
     if (i < 56) ((u32 *)&to.record)[i] = a.direct ? ((const u32 *)&a.record)[i] : ((const u32 *)&a.records[item])[i];
     if (i >= 64 && i < 64 + 32) ((u32 *)&to.item)[i - 64] = ((const u32 *)&a.items[item])[i - 64];
-    if (a.direct && blockIdx.x == 0 && i >= 96 && i < 96 + MOST_STATES) a.ages[i - 96] = a.new_ages[i - 96];
-    if (a.direct && blockIdx.x == 0 && i == 127) a.clock->step = a.step;
+    if (a.direct && blockIdx.x == 0) advance(a);
     __syncthreads();
+}
+
+// The same for one warp.
+FN void take_by_warp(Taken &to, const Launch &a, u32 item) {
+    const u32 lane = threadIdx.x % WARP;
+    // All have read what was there.
+    __syncwarp();
+    for (u32 i = lane; i < 56; i += WARP)
+        ((u32 *)&to.record)[i] = a.direct ? ((const u32 *)&a.record)[i] : ((const u32 *)&a.records[item])[i];
+    ((u32 *)&to.item)[lane] = ((const u32 *)&a.items[item])[lane];
+    __syncwarp();
 }

@@ -106,6 +106,14 @@ extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) trust_lamb(const __g
     }
 }
 
+// Asks a device for its seeds: 1024 threads.
+struct AskSeeds {
+    u32 *failed; // 0 before; not after, if one fails
+};
+extern "C" __global__ void __launch_bounds__(128) ask_seeds(const __grid_constant__ AskSeeds a) {
+    if (!seed_holds(blockIdx.x * 128 + threadIdx.x)) atomicOr(a.failed, 1u);
+}
+
 // What the host changes between steps, in the order of its calls.
 struct SetControl {
     Clock *clock;

@@ -4,9 +4,10 @@
 // A rule has COUNT states, of which SECOND is the second moment (-1: none), and hyper-parameters in f64, in the order in which
 // hyper.rs lists its fields: flags are 0 or 1, an option that is not there is 0. `scalars` makes the scalars of a step for states
 // of these ages, 1 or more; `step` takes one element forward: the states are replaced and the new parameter is returned,
-// unrounded. WATCH has a bit for each state whose infinities and NaN leave the parameter finite.
+// unrounded, with roots and quotients of `a`, Written or Seeded; `seeded` says whether these scalars are for the latter. WATCH has a
+// bit for each state whose infinities and NaN leave the parameter finite.
 #pragma once
-#include "common.cuh"
+#include "exact.cuh"
 
 // base^t from the lowest bit of t up.
 FN double power(double base, u64 t) {
@@ -78,17 +79,18 @@ struct AdamW {
         s.gradient_scale = signed_scale(c[5], f), s.clip = f.clip;
         return s;
     }
+    FN_MEMBER bool seeded(const Scalars &s) { return Seeded::covers(s.root_correction, s.eps); }
     // From moments that are decayed already: beta1 * m and beta2 * v.
-    FN_MEMBER float decayed(const Scalars &s, float p, float g, float (&x)[COUNT]) {
+    template <class A> FN_MEMBER float decayed(A &a, const Scalars &s, float p, float g, float (&x)[COUNT]) {
         g = g * s.gradient_scale * s.clip;
         x[0] = fmaf(s.one_minus_beta1, g, x[0]);
         x[1] = fmaf(s.one_minus_beta2, g * g, x[1]);
-        float d = fmaf(sqrtf(x[1]), s.root_correction, s.eps);
-        return fmaf(s.minus_step, x[0] / d, fmaf(s.minus_decay, p, p));
+        float d = a.root_scaled(x[1], s.root_correction, s.eps);
+        return fmaf(s.minus_step, a.quotient(x[0], d), fmaf(s.minus_decay, p, p));
     }
-    FN_MEMBER float step(const Scalars &s, float p, float g, float (&x)[COUNT]) {
+    template <class A> FN_MEMBER float step(A &a, const Scalars &s, float p, float g, float (&x)[COUNT]) {
         x[0] *= s.beta1, x[1] *= s.beta2;
-        return decayed(s, p, g, x);
+        return decayed(a, s, p, g, x);
     }
 };
 
@@ -115,12 +117,13 @@ struct Adam {
         s.gradient_scale = signed_scale(c[5], f), s.clip = f.clip;
         return s;
     }
-    FN_MEMBER float step(const Scalars &s, float p, float g, float (&x)[COUNT]) {
+    FN_MEMBER bool seeded(const Scalars &s) { return Seeded::covers(s.root_correction, s.eps); }
+    template <class A> FN_MEMBER float step(A &a, const Scalars &s, float p, float g, float (&x)[COUNT]) {
         g = fmaf(s.weight_decay, p, g * s.gradient_scale * s.clip);
         x[0] = average(s.beta1, s.one_minus_beta1, g, x[0]);
         x[1] = average(s.beta2, s.one_minus_beta2, g * g, x[1]);
-        float d = fmaf(sqrtf(x[1]), s.root_correction, s.eps);
-        return fmaf(s.minus_step, x[0] / d, p);
+        float d = a.root_scaled(x[1], s.root_correction, s.eps);
+        return fmaf(s.minus_step, a.quotient(x[0], d), p);
     }
 };
 
@@ -147,7 +150,8 @@ struct Sgd {
         s.gradient_scale = signed_scale(c[6], f), s.clip = f.clip;
         return s;
     }
-    FN_MEMBER float step(const Scalars &s, float p, float g, float (&x)[COUNT]) {
+    FN_MEMBER bool seeded(const Scalars &) { return true; }
+    template <class A> FN_MEMBER float step(A &, const Scalars &s, float p, float g, float (&x)[COUNT]) {
         g = fmaf(s.weight_decay, p, g * s.gradient_scale * s.clip);
         x[0] = fmaf(s.gain, g, s.momentum * x[0]);
         float ahead = fmaf(s.momentum, x[0], g);
@@ -175,7 +179,8 @@ struct Lion {
         s.gradient_scale = signed_scale(c[4], f), s.clip = f.clip;
         return s;
     }
-    FN_MEMBER float step(const Scalars &s, float p, float g, float (&x)[COUNT]) {
+    FN_MEMBER bool seeded(const Scalars &) { return true; }
+    template <class A> FN_MEMBER float step(A &, const Scalars &s, float p, float g, float (&x)[COUNT]) {
         g = g * s.gradient_scale * s.clip;
         float c = average(s.beta1, s.one_minus_beta1, g, x[0]);
         x[0] = average(s.beta2, s.one_minus_beta2, g, x[0]);
@@ -221,13 +226,14 @@ struct AdEMAMix {
         s.gradient_scale = signed_scale(c[9], f), s.clip = f.clip;
         return s;
     }
-    FN_MEMBER float step(const Scalars &s, float p, float g, float (&x)[COUNT]) {
+    FN_MEMBER bool seeded(const Scalars &s) { return Seeded::covers(s.root_correction, s.eps); }
+    template <class A> FN_MEMBER float step(A &a, const Scalars &s, float p, float g, float (&x)[COUNT]) {
         g = g * s.gradient_scale * s.clip;
         x[0] = average(s.beta1, s.one_minus_beta1, g, x[0]);
         x[1] = average(s.beta2, s.one_minus_beta2, g * g, x[1]);
         x[2] = average(s.beta3, s.one_minus_beta3, g, x[2]);
-        float d = fmaf(sqrtf(x[1]), s.root_correction, s.eps);
-        float u = fmaf(s.alpha, x[2], x[0] * s.first_correction) / d;
+        float d = a.root_scaled(x[1], s.root_correction, s.eps);
+        float u = a.quotient(fmaf(s.alpha, x[2], x[0] * s.first_correction), d);
         return fmaf(s.minus_lr, u, fmaf(s.minus_decay, p, p));
     }
 };
@@ -268,15 +274,16 @@ struct Lamb {
         }
         return (float)-(c[0] * ratio);
     }
-    FN_MEMBER float update(const Scalars &s, float p, float g, float (&x)[COUNT]) {
+    FN_MEMBER bool seeded(const Scalars &s) { return Seeded::covers(s.root_correction, s.eps); }
+    template <class A> FN_MEMBER float update(A &a, const Scalars &s, float p, float g, float (&x)[COUNT]) {
         g = g * s.gradient_scale * s.clip;
         x[0] = average(s.beta1, s.one_minus_beta1, g, x[0]);
         x[1] = average(s.beta2, s.one_minus_beta2, g * g, x[1]);
-        float d = fmaf(sqrtf(x[1]), s.root_correction, s.eps);
-        return fmaf(s.weight_decay, p, x[0] * s.first_correction / d);
+        float d = a.root_scaled(x[1], s.root_correction, s.eps);
+        return fmaf(s.weight_decay, p, a.quotient(x[0] * s.first_correction, d));
     }
-    FN_MEMBER float step(const Scalars &s, float p, float g, float (&x)[COUNT]) {
-        return fmaf(s.minus_step, update(s, p, g, x), p);
+    template <class A> FN_MEMBER float step(A &a, const Scalars &s, float p, float g, float (&x)[COUNT]) {
+        return fmaf(s.minus_step, update(a, s, p, g, x), p);
     }
 };
 

@@ -70,11 +70,12 @@ template <class R> FN bool see_words(Seen &seen, const u32 (&old)[R::COUNT][2], 
 template <class R, class P, class G, class M, class SP, class SM, bool METER>
 FN bool quad(const Record &s, u32 group, u32 (&p)[P::bytes], const u32 (&g)[G::bytes], u32 (&m)[R::COUNT][M::bytes], Seen &seen) {
     const typename R::Scalars scalars = scalars_of<R>(s);
+    Written arithmetic;
     float x[4][R::COUNT], now[4];
     float poison = 0;
     UNROLL for (int i = 0; i < 4; i++) {
         UNROLL for (int k = 0; k < R::COUNT; k++) x[i][k] = float_of(M::widen(element<M>(m[k], i)));
-        now[i] = R::step(scalars, float_of(P::widen(element<P>(p, i))), float_of(G::widen(element<G>(g, i))), x[i]);
+        now[i] = R::step(arithmetic, scalars, float_of(P::widen(element<P>(p, i))), float_of(G::widen(element<G>(g, i))), x[i]);
         // NaN if one of them is NaN or infinite; what else is makes the parameter one of the two.
         poison = fmaf(now[i], 0.0f, poison);
         UNROLL for (int k = 0; k < R::COUNT; k++)
@@ -118,7 +119,8 @@ FN void single(const Record &s, const Item &item, u64 i, Seen &seen) {
     const u32 j = (u32)(i % 4), group = item.group + (u32)(i / 4);
     float x[R::COUNT], old[R::COUNT];
     UNROLL for (int k = 0; k < R::COUNT; k++) x[k] = old[k] = float_of(M::widen(((const typename M::Memory *)item.states[k])[i]));
-    const float now = R::step(scalars, float_of(P::widen(*p)), g, x);
+    Written arithmetic;
+    const float now = R::step(arithmetic, scalars, float_of(P::widen(*p)), g, x);
     *p = (typename P::Memory)SP::of(canonical(now), SP::draws ? draw16(word(keys_of(s, 0), group), j) : 0);
     UNROLL for (int k = 0; k < R::COUNT; k++) {
         const u32 code = SM::of(canonical(x[k]), SM::draws ? draw16(word(keys_of(s, 1 + k), group), j) : 0);
@@ -290,13 +292,14 @@ FN void norms(const Norms &a, Taken &taken, double (&warps)[CHUNK_THREADS / 32])
             }
         }
         const typename R::Scalars scalars = scalars_of<R>(taken.record);
+        Written arithmetic;
         UNROLL for (int r = 0; r < rounds; r++) {
             u32 ps[4], us[4];
             UNROLL for (int j = 0; j < 4; j++) {
                 float x[R::COUNT];
                 UNROLL for (int k = 0; k < R::COUNT; k++) x[k] = float_of(M::widen(element<M>(m[r][k], j)));
                 const float now = float_of(P::widen(element<P>(p[r], j)));
-                const float u = R::update(scalars, now, float_of(G::widen(element<G>(g[r], j))), x);
+                const float u = R::update(arithmetic, scalars, now, float_of(G::widen(element<G>(g[r], j))), x);
                 const bool there = first + r * ROUND + j < n;
                 ps[j] = there ? bits_of(now) : 0, us[j] = there ? bits_of(u) : 0;
             }

@@ -33,9 +33,13 @@ fn shipped() -> Vec<(String, String)> {
     all
 }
 
+/// What approximates: seeds of sequences whose result does not depend on their error (kernels/exact.cuh), of normal numbers.
+const SEEDS: [&str; 2] = ["rsqrt.approx.ftz.f32", "rcp.approx.ftz.f32"];
+
 /// What no kernel may contain: what could round otherwise than the CPU does, or slow. The assembler may fuse a multiplication
 /// and an addition that do not name their rounding.
 fn forbids(name: &str, ptx: &str) {
+    let ptx = SEEDS.iter().fold(ptx.to_string(), |ptx, seed| ptx.replace(seed, "seed"));
     for forbidden in [".approx", ".full", ".ftz", ".local", "call", "mad.rn."] {
         assert!(!ptx.contains(forbidden), "{name}: {forbidden}");
     }
@@ -46,6 +50,9 @@ fn forbids(name: &str, ptx: &str) {
         }
     }
 }
+
+/// Fused operations of a root that begins with a seed, the one that places its operand included, and of such a quotient.
+const OF_SEEDS: [usize; 2] = [3, 4];
 
 /// What a rule writes for an element in kernels/rules.cuh.
 struct Rule {
@@ -88,6 +95,22 @@ fn counts(kernel: &str) -> Counts {
     })
 }
 
+/// Square roots and inverses of a kernel that begin with an approximation.
+fn seeds(kernel: &str) -> [usize; 2] {
+    SEEDS.map(|seed| kernel.matches(seed).count())
+}
+
+/// How many they are in the kernel of this name: one of each an element that is taken with others.
+fn seeded(entry: &str) -> [usize; 2] {
+    let words: Vec<&str> = entry.split('_').collect();
+    match words[..] {
+        ["ask", "seeds"] => [1; 2],
+        ["blocks", "f32", ..] => [8; 2],
+        ["blocks", ..] => [16; 2],
+        _ => [0; 2],
+    }
+}
+
 /// What they are in the kernel of this name, which has these.
 fn written(entry: &str, counts: &Counts) -> Counts {
     let words: Vec<&str> = entry.split('_').collect();
@@ -106,6 +129,8 @@ fn written(entry: &str, counts: &Counts) -> Counts {
         ["norm", "chunks"] => [none, [3 * (8 + 1) * 4, 0, 0]],
         ["norm", "combine"] => [none, [0, 1, 1]],
         ["prepare", name] => [none, rule(name).scalars],
+        // A root and an inverse, without what is around them.
+        ["ask", "seeds"] => [[4, 1, 1], none],
         // The ratio of norms, and the norms of parameters and of updates.
         ["trust", _] => [none, [0, 1, 2]],
         // All but the parameter, of four elements, twice where types are known; squares of the parameter and of that.
@@ -127,8 +152,10 @@ fn written(entry: &str, counts: &Counts) -> Counts {
         // everything.
         ["blocks", parameters, ..] => {
             let (rule, elements) = (rule("adamw"), if parameters == "f32" { 8 } else { 16 });
-            let fused = elements * (rule.fused + 1) + rule.of_states + rule.fused;
-            [[fused, (elements + 1) * rule.divisions, (elements + 1) * rule.divisions], none]
+            // Whether a root was that of 0; or, in a format without zero, what is stored below code 1.
+            let zero = 1;
+            let fused = elements * (rule.fused + 1 + OF_SEEDS[0] + OF_SEEDS[1] + zero) + rule.of_states + rule.fused;
+            [[fused, rule.divisions, rule.divisions], none]
         }
         // Elements at once, each with those that look for NaN, and one by one.
         [name, parameters, ..] => {
@@ -148,6 +175,7 @@ fn keeps_the_contract(name: &str, ptx: &str) {
         let entry = kernel.split('(').next().unwrap();
         let counts = counts(kernel);
         assert_eq!(counts, written(entry, &counts), "{name}: {entry}");
+        assert_eq!(seeds(kernel), seeded(entry), "{name}: {entry}");
     }
 }
 

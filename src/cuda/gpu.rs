@@ -214,6 +214,15 @@ impl Gpu {
         self.shared_modules()
     }
 
+    /// What is known of the device's approximations; an emulation is asked every time.
+    pub(super) fn seeds(&self) -> Option<&OnceLock<bool>> {
+        match &self.backend {
+            Backend::Cuda { modules, .. } => Some(&modules.seeds),
+            #[cfg(test)]
+            Backend::Emulated(_) => None,
+        }
+    }
+
     fn shared_modules(&self) -> &Arc<Modules> {
         match &self.backend {
             Backend::Cuda { modules, .. } => modules,

@@ -308,6 +308,97 @@ fn the_rule<R: Rule>(program: &PathBuf, number: u32) {
     }
 }
 
+/// Significands for which a seed within its error may give a wrong root, with one of two exponents, or a wrong quotient: `seed_holds`
+/// of exact.cuh asks a device about these.
+const ROOTS: [u32; 2] = [0x3FFC_114A, 0x406E_9372];
+const INVERSES: [u32; 2] = [0x3FFF_FFFD, 0x3FFF_FFFF];
+
+/// Every significand with every seed that lies within the error of the hardware's.
+#[test]
+fn roots_and_quotients_do_not_depend_on_their_seeds() {
+    let Some(program) = program() else { return };
+    std::thread::scope(|scope| {
+        let roots = scope.spawn(|| ask(program, &[15, 0x3F80_0000, 1 << 24]));
+        let inverses = ask(program, &[16, 0x3F80_0000, 1 << 23]);
+        let roots = roots.join().unwrap();
+        // More than two for each, and not all of those asked for.
+        assert!((2 << 24..4 << 24).contains(&roots[0]) && (3 << 23..5 << 23).contains(&inverses[0]));
+        assert_eq!(roots[1..], ROOTS);
+        // Some inverses are not the nearest to theirs; quotients by all but two of them are.
+        let wrong: Vec<u32> = inverses[1..].chunks(3).filter(|wrong| wrong[2] > 0).map(|wrong| wrong[0]).collect();
+        assert!(inverses.len() > 1 + 3 * 32);
+        assert!(wrong.iter().all(|b| INVERSES.contains(b)) && INVERSES.iter().all(|b| wrong.contains(b)), "{wrong:x?}");
+    });
+}
+
+/// Quotients near the middle of two f32 and all around, for zeros of both signs and over every exponent that is taken.
+#[test]
+fn quotients_are_those_of_ieee_754() {
+    let Some(program) = program() else { return };
+    let random = words(1 << 21);
+    let mut pairs = Vec::new();
+    for (i, pair) in random.chunks(2).enumerate() {
+        // b from 2^-60 to 2^43, a from 2^-75 to where the quotient is largest.
+        let b = (67 + (pair[1] >> 23 & 0x7F)).min(169) << 23 | pair[1] & 0x7F_FFFF;
+        let a = match i % 4 {
+            0 => pair[0] & 0x8000_0000,
+            1 => pair[0] & 0x807F_FFFF | (52 + (pair[0] >> 23 & 0x7F)) << 23,
+            _ => {
+                // Just above or below (k + 1/2) ulp times b.
+                let half = (u64::from(pair[0] & 0x7F_FFFF | 0x80_0000) * 2 + 1) * u64::from(b & 0x7F_FFFF | 0x80_0000);
+                let shift = 64 - half.leading_zeros() - 24;
+                let a = (half >> shift) as u32 + u32::from(i % 4 == 3);
+                (127 << 23) + (a - 0x80_0000)
+            }
+        };
+        if !INVERSES.contains(&(b & 0x7F_FFFF | 0x3F80_0000)) {
+            pairs.extend([a, b]);
+        }
+    }
+    let request = [&[17, pairs.len() as u32 / 2][..], &pairs].concat();
+    for (pair, got) in pairs.chunks(2).zip(ask(program, &request).chunks(4)) {
+        assert_eq!(got, [got[3]; 4], "{pair:x?}");
+    }
+}
+
+/// The step by seeds is the step, wherever it says so: over all bits, and over those of a training, which it covers.
+#[test]
+fn seeded_rules_are_the_rules() {
+    let Some(program) = program() else { return };
+    fn check<R: Rule>(program: &PathBuf, number: u32) {
+        let config = R::default();
+        let scalars =
+            config.scalars([3, 3, 3], &StepControl { gradient_scale: 1.0 / 1024.0, ..StepControl::default() });
+        let mut elements = words(5 << 19);
+        for (i, element) in elements.chunks_mut(5).enumerate() {
+            if i % 2 == 0 {
+                // From 2^-20 to 2^12, and every tenth a zero.
+                let tame =
+                    |word: u32| if word.is_multiple_of(10) { word & 1 << 31 } else { word & 0x87FF_FFFF | 0x3400_0000 };
+                element.iter_mut().for_each(|word| *word = tame(*word));
+            }
+            element[3] &= if R::STATES.len() > 1 { 0x7FFF_FFFF } else { !0 };
+        }
+        let request = [&[18, number][..], &scalar_words(scalars), &[1 << 19], &elements].concat();
+        let mut covered = [0; 2];
+        for (i, (input, output)) in elements.chunks(5).zip(ask(program, &request).chunks(5)).enumerate() {
+            let [p, g, states @ ..] = [0, 1, 2, 3, 4].map(|i| f32::from_bits(input[i]));
+            let (p, states) = R::step(&scalars, p, g, states);
+            if output[0] == 1 {
+                covered[i % 2] += 1;
+                assert_eq!(output[1], p.to_bits(), "{input:#x?}");
+                let states: Vec<u32> = states[..R::STATES.len()].iter().map(|x| x.to_bits()).collect();
+                assert_eq!(output[2..][..states.len()], states, "{input:#x?}");
+            }
+        }
+        assert!(covered[0] == 1 << 18 && covered[1] > 1 << 13, "{} covers {covered:?} of 2^18", R::NAME);
+    }
+    check::<AdamWConfig>(program, 0);
+    check::<AdamConfig>(program, 1);
+    check::<AdEMAMixConfig>(program, 4);
+    check::<LambConfig>(program, 5);
+}
+
 #[test]
 fn the_rules_are_the_rules() {
     let Some(program) = program() else { return };

@@ -4,7 +4,7 @@ use alloc::borrow::Cow;
 use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::String;
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 use cudarc::driver::{CudaFunction, DeviceRepr, LaunchConfig, PushKernelArg, sys};
 use cudarc::nvrtc::Ptx;
@@ -133,12 +133,14 @@ pub(super) enum Origin {
 pub(super) struct Modules {
     origin: Origin,
     functions: Mutex<BTreeMap<String, CudaFunction>>,
+    /// Whether the device's approximations do, once it was asked.
+    pub(super) seeds: OnceLock<bool>,
 }
 
 impl Modules {
     #[cfg(feature = "nvrtc")]
     pub(super) fn of(origin: Origin) -> Self {
-        Self { origin, functions: Mutex::default() }
+        Self { origin, ..Self::default() }
     }
 
     /// The function of this name in this module.

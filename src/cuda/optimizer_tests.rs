@@ -573,6 +573,71 @@ fn one_by_one_and_all_together() {
     }
 }
 
+/// What gradients may be like: as always, of many magnitudes among zeros of both signs, too small and too large for roots and quotients
+/// by seeds, nothing.
+const FAMILIES: [fn(f32, usize) -> f32; 5] = [
+    |x, _| x,
+    |x, i| if i.is_multiple_of(7) { x * 0.1f32.powi((i / 7 % 6) as i32) } else { x.signum() * 0.0 },
+    |x, i| if (i / 700).is_multiple_of(2) { x } else { x * 1e-35 },
+    |x, i| if (i / 700).is_multiple_of(2) { x } else { x * 1e14 },
+    |_, _| 0.0,
+];
+
+/// Moments in blocks with every built-in type and rounding, several tiles to a warp, on devices whose seeds do and on others.
+#[test]
+fn blocks_with_seeds_and_without() {
+    fn of<T: Value>(gpu: &Gpu, states: States, rounding: Rounding) {
+        let config = AdamWConfig { lr: 0.1, weight_decay: 0.1, ..AdamWConfig::default() };
+        for (number, family) in FAMILIES.into_iter().enumerate() {
+            let mut both = Both::<T, T>::new(gpu, 0, &[700, 0, 9000], 1);
+            let mut plain = Both::<T, T>::new(gpu, 0, &[700, 0, 9000], 1);
+            let mut host = optim::AdamW::new(config, states, rounding).unwrap();
+            let mut device = cuda::AdamW::new(gpu, config, states, rounding).unwrap();
+            let mut device_without = cuda::AdamW::new(gpu, config, states, rounding).unwrap().without_seeds();
+            for step in 4..6 {
+                both.gradients(gpu, step, false);
+                for (g, device) in both.g.iter_mut().zip(&mut both.device_g) {
+                    for (i, g) in g.iter_mut().enumerate() {
+                        *g = T::of(family(g.widen().unwrap(), i));
+                    }
+                    gpu.upload_into(g, device).unwrap();
+                }
+                host.step_tensors(&mut both.host(step)).unwrap();
+                device.step_tensors(&mut both.device(step)).unwrap();
+                let list = plain.device_p.iter_mut().zip(&both.device_g).zip(0..);
+                let mut list: Vec<_> = list.map(|((p, g), id)| DeviceParameter::numbered(id, p, g)).collect();
+                device_without.step_tensors(&mut list).unwrap();
+                let name = format!("{states}, {rounding:?}, family {number}, step {step}");
+                both.same(gpu, &name);
+                plain.p.clone_from(&both.p);
+                plain.same(gpu, &format!("without seeds: {name}"));
+                for device in [&device, &device_without] {
+                    let back = device.to_host().unwrap();
+                    assert!((0..3).all(|id| same_states(&back, &host, id)), "{name}");
+                }
+            }
+        }
+    }
+    let Some(gpu) = gpu(3) else { return };
+    let config = AdamWConfig::default();
+    assert!(cuda::AdamW::new(&gpu, config, PAIRS[0], Rounding::Nearest).unwrap().is_seeded());
+    let of_blocks = |m: StateFormat, v: StateFormat, n| States { m: m.block(n).unwrap(), v: v.block(n).unwrap() };
+    let sets = [
+        PAIRS[0],
+        PAIRS[1],
+        PAIRS[2],
+        of_blocks(StateFormat::E4M3, StateFormat::E4M3, 32),
+        of_blocks(StateFormat::E4M3, StateFormat::UE4M4, 256),
+        of_blocks(StateFormat::E2M1, StateFormat::UE2M2NZ, 64),
+    ];
+    for (i, states) in sets.into_iter().enumerate() {
+        for rounding in [Rounding::Nearest, stochastic(i as u64)] {
+            of::<f32>(&gpu, states, rounding);
+            of::<bf16>(&gpu, states, rounding);
+        }
+    }
+}
+
 /// A thousand tensors, at odd offsets, by one plan; the plan made anew after a change of what it was made of.
 #[test]
 fn plans_of_many() {

@@ -101,6 +101,8 @@ pub(super) struct ManyArguments {
 pub(super) struct Direct {
     /// Whether it is.
     pub(super) on: u32,
+    /// Whether roots and quotients may be refined from the device's approximations.
+    pub(super) seeded: u32,
     pub(super) record: Record,
     pub(super) clock: u64,
     pub(super) ages: u64,
@@ -110,7 +112,7 @@ pub(super) struct Direct {
 
 impl Direct {
     pub(super) const OFF: Self =
-        Self { on: 0, record: Record([0; 64]), clock: 0, ages: 0, step: 0, new_ages: [0; MOST] };
+        Self { on: 0, seeded: 0, record: Record([0; 64]), clock: 0, ages: 0, step: 0, new_ages: [0; MOST] };
 }
 
 impl Record {
@@ -137,7 +139,7 @@ pub(super) struct AnyArguments {
     pub(super) p_type: u32,
     pub(super) g_type: u32,
     pub(super) log_run: u32,
-    pub(super) unused: u32,
+    pub(super) tiles: u32,
     pub(super) states: [MomentArguments; MOST],
 }
 
@@ -174,6 +176,13 @@ pub(super) struct AnyNormsArguments {
     pub(super) launch: AnyArguments,
     pub(super) sums: u64,
     pub(super) chunks: u64,
+}
+
+/// `AskSeeds` of prepare.cu.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct AskSeedsArguments {
+    pub(super) failed: u64,
 }
 
 /// `Trust` of prepare.cu.
@@ -232,6 +241,8 @@ unsafe impl DeviceRepr for AnyNormsArguments {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for TrustArguments {}
 // SAFETY: as above.
+unsafe impl DeviceRepr for AskSeedsArguments {}
+// SAFETY: as above.
 unsafe impl DeviceRepr for PrepareArguments {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for ControlArguments {}
@@ -288,8 +299,12 @@ pub(super) struct Kernel {
     pub(super) module: &'static str,
     pub(super) name: String,
     pub(super) takes: Takes,
-    /// Elements of a block of threads.
+    /// Elements of a block of threads; or of a warp, if warps take tiles one after another.
     pub(super) tile: u64,
+    /// Whether they do.
+    by_warp: bool,
+    /// Tiles ahead, to two multiprocessors.
+    ahead: u32,
     /// The kernel that takes the norms of the same memory, and its module.
     pub(super) norms: Option<(&'static str, String)>,
     /// What memory is aligned to where a kernel takes whole words, in elements of unscaled arrays; 0: in 16 bytes.
@@ -300,8 +315,9 @@ pub(super) struct Kernel {
 /// Elements of first and second moments that kernels of AdamW have built in.
 const BUILT_IN: [&str; 4] = ["e4m3_ue4m4", "e4m3_e4m3", "e5m2_ue5m3", "e2m1_ue2m2nz"];
 
-/// Threads of a block.
+/// Threads of a block, and of a warp.
 const THREADS: u64 = 128;
+const WARP: u64 = 32;
 
 /// The name of what is rounded, for a kernel's name.
 fn rounded(name: &str, rounding: Rounding) -> String {
@@ -311,14 +327,28 @@ fn rounded(name: &str, rounding: Rounding) -> String {
     }
 }
 
-/// Tiles by which steps bring memory into the cache ahead of its use, to a multiprocessor: some half of those that are at work at
-/// once. On an H200 fewer are late, and many more are gone again by when they are used.
+/// Tiles by which steps bring memory into the cache ahead of its use, to two multiprocessors: some half of those that are at work at
+/// once, and less where there is little of other work. On an H200 fewer are late, and many more are gone again by when they are used.
 const AHEAD: u32 = 9;
+const AHEAD_OF_BLOCKS: u32 = 2;
+
+/// Blocks to a multiprocessor whose warps take tiles one after another. On an H200 four of them are at work at once; what a warp does
+/// once is then little, and warps do not fall far behind each other. Tests have few, so that a warp takes several of their tiles.
+const BLOCKS: u32 = if cfg!(test) { 2 } else { 80 };
 
 impl PlannedLaunch {
+    /// Blocks of threads of a step.
+    pub(super) fn blocks(&self, multiprocessors: u32) -> u32 {
+        if self.kernel.by_warp {
+            self.tiles.div_ceil((THREADS / WARP) as u32).min(BLOCKS * multiprocessors)
+        } else {
+            self.tiles
+        }
+    }
+
     /// Tiles ahead of a step, and chunks ahead of its norms. Kernels whose time is not that of memory do not look ahead.
     pub(super) fn ahead(&self, multiprocessors: u32) -> [u32; 2] {
-        let tiles = if self.kernel.takes == Takes::Many { AHEAD * multiprocessors / 2 } else { 0 };
+        let tiles = self.kernel.ahead * multiprocessors / 2;
         [tiles, (u64::from(tiles) * self.kernel.tile / CHUNK) as u32]
     }
 }
@@ -379,6 +409,8 @@ impl Options {
             module,
             name: format!("{}_{parameters}_{g}_{stored}{meter}", self.rule),
             takes: Takes::Many,
+            by_warp: false,
+            ahead: AHEAD,
             tile: THREADS * if tensor.p_type == ElementType::F32 { 4 } else { 8 },
             norms: self.norms.then(|| (module, format!("norms_{}_{p}_{g}_{of_states}", self.rule))),
             align: 4,
@@ -394,10 +426,10 @@ impl Options {
             return None;
         }
         let pair = [m, v].map(|format| format.element().to_string().to_lowercase()).join("_");
-        let (module, types, each) = match (tensor.p_type, tensor.g_type) {
-            (ElementType::F32, ElementType::F32) => ("blocks_f32", "f32_f32".to_string(), 8),
+        let (module, types, each, by_warp) = match (tensor.p_type, tensor.g_type) {
+            (ElementType::F32, ElementType::F32) => ("blocks_f32", "f32_f32".to_string(), 8, false),
             (ElementType::Bf16, ElementType::Bf16) => {
-                ("blocks_bf16", format!("{}_bf16", rounded("bf16", self.parameters)), 16)
+                ("blocks_bf16", format!("{}_bf16", rounded("bf16", self.parameters)), 16, true)
             }
             _ => return None,
         };
@@ -405,7 +437,9 @@ impl Options {
             module,
             name: rounded(&format!("blocks_{types}_{pair}_"), self.states),
             takes: Takes::Any,
-            tile: THREADS * each,
+            tile: if by_warp { WARP } else { THREADS } * each,
+            by_warp,
+            ahead: if by_warp { 0 } else { AHEAD_OF_BLOCKS },
             norms: None,
             align: 0,
             log_run: m.block().ilog2(),
@@ -420,6 +454,8 @@ impl Options {
             takes: Takes::Any,
             // A run of 256 elements to each of four warps.
             tile: 4 * 256,
+            by_warp: false,
+            ahead: 0,
             norms: self.norms.then(|| ("any", format!("norms_{}_any", self.rule))),
             align: 4,
             log_run: 8,

@@ -12,6 +12,7 @@ use alloc::vec::Vec;
 use core::array::from_fn;
 use core::convert::Infallible;
 use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::OnceLock;
 
 pub use list::{DeviceParameter, DeviceParameters, StepMemory};
 use list::{Listed, raw};
@@ -19,9 +20,9 @@ use list::{Listed, raw};
 use super::cast::Source;
 use super::launch::{Shape, aligned, disjoint, launch};
 use super::plan::{
-    AnyArguments, AnyNormsArguments, COPIES, Clock, ControlArguments, DeviceCounts, Direct, HYPER, HyperArguments,
-    Item, ManyArguments, NormsArguments, Options, PlannedLaunch, PrepareArguments, Record, Resident, Tables, Takes,
-    TrustArguments, scales_at,
+    AnyArguments, AnyNormsArguments, AskSeedsArguments, COPIES, Clock, ControlArguments, DeviceCounts, Direct, HYPER,
+    HyperArguments, Item, ManyArguments, NormsArguments, Options, PlannedLaunch, PrepareArguments, Record, Resident,
+    Tables, Takes, TrustArguments, scales_at,
 };
 use super::{CudaError, DeviceNorm, DeviceVec, ElementType, Gpu};
 use crate::format::BlockScale;
@@ -128,6 +129,8 @@ pub struct Optimizer<R: Rule> {
     meter: bool,
     generation: u64,
     multiprocessors: u32,
+    /// Whether roots and quotients may be refined from the device's approximations.
+    seeded: bool,
     /// Steps executed and left out, as long as the host knows them: until a step is left to the device to leave out, or captured.
     known: Option<StepProgress>,
     /// Steps that the host has left out, which the device does not count.
@@ -181,6 +184,7 @@ impl<R: Rule> Optimizer<R> {
             meter: false,
             generation: new_generation(),
             multiprocessors: gpu.multiprocessors()?,
+            seeded: seeds_hold(gpu)?,
             known: Some(StepProgress { executed: 0, skipped: 0 }),
             left_out: 0,
             host_ages: Vec::new(),
@@ -206,6 +210,18 @@ impl<R: Rule> Optimizer<R> {
         self.left_out = 0;
         self.generation = new_generation();
         Ok(self)
+    }
+
+    /// As on a device whose approximations do not do.
+    #[cfg(test)]
+    pub(in crate::cuda) fn without_seeds(mut self) -> Self {
+        self.seeded = false;
+        self
+    }
+
+    #[cfg(test)]
+    pub(in crate::cuda) fn is_seeded(&self) -> bool {
+        self.seeded
     }
 
     /// As [`optim::Optimizer::meter`]. Counts stay on the device until they are asked for.
@@ -889,8 +905,8 @@ impl<R: Rule> Optimizer<R> {
         for launch in &plan.launches {
             let ahead = launch.ahead(self.multiprocessors)[0];
             let mut arguments = self.arguments(plan, launch, launch.first, counts, ahead);
-            arguments.launch.direct = direct.unwrap_or(Direct::OFF);
-            let blocks = launch.tiles;
+            arguments.launch.direct = Direct { seeded: self.seeded.into(), ..direct.unwrap_or(Direct::OFF) };
+            let blocks = launch.blocks(self.multiprocessors);
             let (module, name) = (launch.kernel.module, &launch.kernel.name);
             // SAFETY: the kernel of this name takes memory of these types; memory is promised by the caller, and the tables are of
             // this plan.
@@ -960,6 +976,7 @@ impl<R: Rule> Optimizer<R> {
         };
         Some(Direct {
             on: 1,
+            seeded: 0,
             record: Record::new(from_fn(key), &scalars, config.skips_zeros()),
             clock: self.clock.address(),
             ages: self.ages.address() + (state.slot as usize * MOST * 8) as u64,
@@ -1027,7 +1044,7 @@ impl<R: Rule> Optimizer<R> {
             p_type: p_type.number(),
             g_type: g_type.number(),
             log_run: kernel.log_run(),
-            unused: 0,
+            tiles: launch.tiles,
             states: *states,
         }
     }
@@ -1049,6 +1066,20 @@ impl<R: Rule<States = States>> Optimizer<R> {
     pub fn moments(&self, id: u64) -> Result<Option<(Moment, Moment)>, CudaError> {
         Ok(self.stored(id)?.and_then(|states| <[Moment; 2]>::try_from(states).ok()).map(|[m, v]| (m, v)))
     }
+}
+
+/// Whether the approximations of this device, refined, give roots and quotients correctly rounded where not every approximation
+/// would: asked once, for which it waits. `Seeded` of exact.cuh.
+fn seeds_hold(gpu: &Gpu) -> Result<bool, CudaError> {
+    let known = gpu.seeds();
+    if let Some(known) = known.and_then(OnceLock::get) {
+        return Ok(*known);
+    }
+    let failed = gpu.zeroed::<u32>(1)?;
+    // SAFETY: one word is there.
+    unsafe { enqueue(gpu, "prepare", "ask_seeds", 8, 128, &AskSeedsArguments { failed: failed.address() }) }?;
+    let hold = gpu.download(&failed)?[0] == 0;
+    Ok(known.map_or(hold, |known| *known.get_or_init(|| hold)))
 }
 
 /// Launches so many blocks of a kernel.
