@@ -257,7 +257,7 @@ template <class R> FN void any_run(const AnyLaunch &a, const Record &r, const It
         }
     }
     if (!a.launch.counts) return;
-    Counts &to = a.launch.counts[item.slot * COPIES + blockIdx.x % COPIES];
+    Counts &to = a.launch.counts[item.slot * COPIES + (start / RUN) % COPIES];
     const u32 untouched = __reduce_add_sync(0xFFFFFFFFu, seen.untouched);
     if (lane == 0 && untouched) atomicAdd(&to.untouched, (u64)untouched);
     UNROLL for (int k = 0; k < R::COUNT; k++) {

@@ -11,6 +11,7 @@
 #define WARP 32
 #define MOST_STATES 3
 #define HYPER 12
+#define MOST_GROUPS 8 // whose scalars a launch is told
 // Flags of an item: memory is aligned to what a thread takes; it is the first, or the only one, of its tensor.
 #define VECTOR 1
 #define LEADS 2
@@ -52,12 +53,12 @@ struct Clock {
     u64 seed_parameters, seed_states;
     float gradient_scale, clip;
     u32 found_inf;
-    u32 unused;
+    u32 arrived; // blocks that have prepared their part of a step; 0 between steps
 };
 
-// What a meter counts in one tensor, in one step: the sum of COPIES, so that not all blocks add to one place. `counted` is what is
+// What a meter counts in one tensor, in one step: the sum of COPIES, so that not all warps add to one place. `counted` is what is
 // left of all.
-#define COPIES 8
+#define COPIES 32
 struct Counts {
     u64 untouched;
     u64 stalled[MOST_STATES], nan[MOST_STATES], moved_to_same[MOST_STATES];
@@ -74,14 +75,17 @@ struct Launch {
     u32 count;      // of items
     u32 p_draws, s_draws; // whether parameters and states are rounded stochastically, for kernels that take any
     u32 ahead; // tiles, or chunks of norms, by which memory is brought into the cache ahead of its use; 0: not at all
-    // Of one item whose step, ages and control the host knows: nothing prepares the launch then, which brings the device to the
-    // same state as if something had.
+    // Where the host knows step, ages and control, nothing prepares the launch, which brings the device to the same state as if
+    // something had: by the record of one item (1), or by what a launch over several makes their records of (2).
     u32 direct;
     u32 seeded; // whether roots and quotients may be those of seeds: `seed_holds`
     Record record;
+    u32 scalars[MOST_GROUPS][16]; // of each parameter group; in the last one, whether it skips zeros
+    u64 seed_parameters, seed_states;
     Clock *clock;
-    u64 *ages; // of the item's tensor
-    u64 step, new_ages[MOST_STATES];
+    u64 *ages; // MOST_STATES a slot, of which `states` are of states that there are
+    u64 step;
+    u32 states, unused;
 };
 
 // Copies words of a record that lies in shared memory to registers, four at a time, whenever it is asked: the compiler would keep
@@ -182,15 +186,39 @@ FN const Item *item_of_ahead(const Launch &a, u32 item, u32 tile) {
 
 // Brings the device to where a step that nothing prepares leaves it; one block comes here.
 FN void advance(const Launch &a) {
-    const u32 i = threadIdx.x;
-    if (i < MOST_STATES) a.ages[i] = a.new_ages[i];
-    if (i == MOST_STATES) a.clock->step = a.step;
+    for (u32 i = threadIdx.x; i < a.count; i += blockDim.x) {
+        const Item &item = a.items[i];
+        if (!(item.flags & (LEADS | ALONE))) continue;
+        for (u32 s = 0; s < a.states; s++) a.ages[item.slot * MOST_STATES + s]++;
+    }
+    if (threadIdx.x == 0) a.clock->step = a.step;
 }
 
-// Takes an item and its record to shared memory, as far as they are used; every thread of the block, of 128, comes here.
+// Takes a record to shared memory, as far as it is used, by some threads of 32 or more that count from 0 on. Of those after `keys`
+// eight make the keys of parameters and states, where the launch is told what records are made of.
+FN void take_record(Record &to, const Launch &a, u32 item, u32 thread, u32 threads, u32 keys) {
+    if (a.direct != 2) {
+        for (u32 i = thread; i < 56; i += threads) ((u32 *)&to)[i] = a.direct ? ((const u32 *)&a.record)[i] : ((const u32 *)&a.records[item])[i];
+        return;
+    }
+    const Item &of = a.items[item];
+    if (thread < 16) to.scalars[thread] = a.scalars[of.hyper][thread];
+    if (thread == 0) to.stands = 0, to.skip_zeros = a.scalars[of.hyper][15];
+    const u32 role = (thread - keys) % 4, part = (thread - keys) / 4;
+    if (part < 2) {
+        static_assert(MOST_STATES == 3, "roles");
+        const Four t = key_of_tensor(role == 0 ? a.seed_parameters : a.seed_states, of.id);
+        const Four x = part_of_keys(t, a.step, role + 1, of.high, part);
+        UNROLL for (int i = 0; i < 4; i++) {
+            if (part == 0 || i == 0) to.keys[role][4 * part + i] = x.w[i];
+        }
+    }
+}
+
+// Takes an item and its record to shared memory; every thread of the block, of 128, comes here.
 FN void take(Taken &to, const Launch &a, u32 item) {
     const u32 i = threadIdx.x;
-    if (i < 56) ((u32 *)&to.record)[i] = a.direct ? ((const u32 *)&a.record)[i] : ((const u32 *)&a.records[item])[i];
+    take_record(to.record, a, item, i, 128, 96);
     if (i >= 64 && i < 64 + 32) ((u32 *)&to.item)[i - 64] = ((const u32 *)&a.items[item])[i - 64];
     if (a.direct && blockIdx.x == 0) advance(a);
     __syncthreads();
@@ -201,8 +229,7 @@ FN void take_by_warp(Taken &to, const Launch &a, u32 item) {
     const u32 lane = threadIdx.x % WARP;
     // All have read what was there.
     __syncwarp();
-    for (u32 i = lane; i < 56; i += WARP)
-        ((u32 *)&to.record)[i] = a.direct ? ((const u32 *)&a.record)[i] : ((const u32 *)&a.records[item])[i];
+    take_record(to.record, a, item, lane, WARP, 0);
     ((u32 *)&to.item)[lane] = ((const u32 *)&a.items[item])[lane];
     __syncwarp();
 }

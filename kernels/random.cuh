@@ -47,10 +47,16 @@ FN Four philox4x32_10(u32 c0, u32 c1, u32 c2, u32 c3, u32 k0, u32 k1) {
     Four x = {{c0, c1, c2, c3}};
     return x;
 }
+// What keys of a tensor are made of, and of these the first four (part 0) or the last one (1).
+FN Four key_of_tensor(u64 seed, u64 tensor) {
+    return philox4x32_10((u32)tensor, (u32)(tensor >> 32), 0, 0, (u32)seed, (u32)(seed >> 32));
+}
+FN Four part_of_keys(const Four &t, u64 step, u32 role, u32 high, u32 part) {
+    return philox4x32_10((u32)step, (u32)(step >> 32), high, role << 1 | part, t.w[0], t.w[1]);
+}
 FN Keys keys_of(u64 seed, u64 step, u64 tensor, u32 role, u32 high) {
-    Four t = philox4x32_10((u32)tensor, (u32)(tensor >> 32), 0, 0, (u32)seed, (u32)(seed >> 32));
-    Four a = philox4x32_10((u32)step, (u32)(step >> 32), high, role << 1, t.w[0], t.w[1]);
-    Four b = philox4x32_10((u32)step, (u32)(step >> 32), high, role << 1 | 1, t.w[0], t.w[1]);
+    Four t = key_of_tensor(seed, tensor);
+    Four a = part_of_keys(t, step, role, high, 0), b = part_of_keys(t, step, role, high, 1);
     Keys keys = {{a.w[0], a.w[1], a.w[2], a.w[3], b.w[0]}};
     return keys;
 }

@@ -4,8 +4,8 @@
 // A rule has COUNT states, of which SECOND is the second moment (-1: none), and hyper-parameters in f64, in the order in which
 // hyper.rs lists its fields: flags are 0 or 1, an option that is not there is 0. `scalars` makes the scalars of a step for states
 // of these ages, 1 or more; `step` takes one element forward: the states are replaced and the new parameter is returned,
-// unrounded, with roots and quotients of `a`, Written or Seeded; `seeded` says whether these scalars are for the latter. WATCH has a
-// bit for each state whose infinities and NaN leave the parameter finite.
+// unrounded, with roots and quotients of `a`, Written or Seeded; `seeded` says whether these scalars are for the latter, and `numerator`
+// what is divided, from the new states. WATCH has a bit for each state whose infinities and NaN leave the parameter finite.
 #pragma once
 #include "exact.cuh"
 
@@ -79,6 +79,7 @@ struct AdamW {
         s.gradient_scale = signed_scale(c[5], f), s.clip = f.clip;
         return s;
     }
+    FN_MEMBER float numerator(const Scalars &, const float (&x)[COUNT]) { return x[0]; }
     FN_MEMBER bool seeded(const Scalars &s) { return Seeded::covers(s.root_correction, s.eps); }
     // From moments that are decayed already: beta1 * m and beta2 * v.
     template <class A> FN_MEMBER float decayed(A &a, const Scalars &s, float p, float g, float (&x)[COUNT]) {
@@ -86,7 +87,7 @@ struct AdamW {
         x[0] = fmaf(s.one_minus_beta1, g, x[0]);
         x[1] = fmaf(s.one_minus_beta2, g * g, x[1]);
         float d = a.root_scaled(x[1], s.root_correction, s.eps);
-        return fmaf(s.minus_step, a.quotient(x[0], d), fmaf(s.minus_decay, p, p));
+        return fmaf(s.minus_step, a.quotient(numerator(s, x), d), fmaf(s.minus_decay, p, p));
     }
     template <class A> FN_MEMBER float step(A &a, const Scalars &s, float p, float g, float (&x)[COUNT]) {
         x[0] *= s.beta1, x[1] *= s.beta2;
@@ -117,13 +118,14 @@ struct Adam {
         s.gradient_scale = signed_scale(c[5], f), s.clip = f.clip;
         return s;
     }
+    FN_MEMBER float numerator(const Scalars &, const float (&x)[COUNT]) { return x[0]; }
     FN_MEMBER bool seeded(const Scalars &s) { return Seeded::covers(s.root_correction, s.eps); }
     template <class A> FN_MEMBER float step(A &a, const Scalars &s, float p, float g, float (&x)[COUNT]) {
         g = fmaf(s.weight_decay, p, g * s.gradient_scale * s.clip);
         x[0] = average(s.beta1, s.one_minus_beta1, g, x[0]);
         x[1] = average(s.beta2, s.one_minus_beta2, g * g, x[1]);
         float d = a.root_scaled(x[1], s.root_correction, s.eps);
-        return fmaf(s.minus_step, a.quotient(x[0], d), p);
+        return fmaf(s.minus_step, a.quotient(numerator(s, x), d), p);
     }
 };
 
@@ -150,6 +152,7 @@ struct Sgd {
         s.gradient_scale = signed_scale(c[6], f), s.clip = f.clip;
         return s;
     }
+    FN_MEMBER float numerator(const Scalars &, const float (&)[COUNT]) { return 0; }
     FN_MEMBER bool seeded(const Scalars &) { return true; }
     template <class A> FN_MEMBER float step(A &, const Scalars &s, float p, float g, float (&x)[COUNT]) {
         g = fmaf(s.weight_decay, p, g * s.gradient_scale * s.clip);
@@ -179,6 +182,7 @@ struct Lion {
         s.gradient_scale = signed_scale(c[4], f), s.clip = f.clip;
         return s;
     }
+    FN_MEMBER float numerator(const Scalars &, const float (&)[COUNT]) { return 0; }
     FN_MEMBER bool seeded(const Scalars &) { return true; }
     template <class A> FN_MEMBER float step(A &, const Scalars &s, float p, float g, float (&x)[COUNT]) {
         g = g * s.gradient_scale * s.clip;
@@ -226,6 +230,7 @@ struct AdEMAMix {
         s.gradient_scale = signed_scale(c[9], f), s.clip = f.clip;
         return s;
     }
+    FN_MEMBER float numerator(const Scalars &s, const float (&x)[COUNT]) { return fmaf(s.alpha, x[2], x[0] * s.first_correction); }
     FN_MEMBER bool seeded(const Scalars &s) { return Seeded::covers(s.root_correction, s.eps); }
     template <class A> FN_MEMBER float step(A &a, const Scalars &s, float p, float g, float (&x)[COUNT]) {
         g = g * s.gradient_scale * s.clip;
@@ -233,7 +238,7 @@ struct AdEMAMix {
         x[1] = average(s.beta2, s.one_minus_beta2, g * g, x[1]);
         x[2] = average(s.beta3, s.one_minus_beta3, g, x[2]);
         float d = a.root_scaled(x[1], s.root_correction, s.eps);
-        float u = a.quotient(fmaf(s.alpha, x[2], x[0] * s.first_correction), d);
+        float u = a.quotient(numerator(s, x), d);
         return fmaf(s.minus_lr, u, fmaf(s.minus_decay, p, p));
     }
 };
@@ -274,13 +279,14 @@ struct Lamb {
         }
         return (float)-(c[0] * ratio);
     }
+    FN_MEMBER float numerator(const Scalars &s, const float (&x)[COUNT]) { return x[0] * s.first_correction; }
     FN_MEMBER bool seeded(const Scalars &s) { return Seeded::covers(s.root_correction, s.eps); }
     template <class A> FN_MEMBER float update(A &a, const Scalars &s, float p, float g, float (&x)[COUNT]) {
         g = g * s.gradient_scale * s.clip;
         x[0] = average(s.beta1, s.one_minus_beta1, g, x[0]);
         x[1] = average(s.beta2, s.one_minus_beta2, g * g, x[1]);
         float d = a.root_scaled(x[1], s.root_correction, s.eps);
-        return fmaf(s.weight_decay, p, a.quotient(x[0] * s.first_correction, d));
+        return fmaf(s.weight_decay, p, a.quotient(numerator(s, x), d));
     }
     template <class A> FN_MEMBER float step(A &a, const Scalars &s, float p, float g, float (&x)[COUNT]) {
         return fmaf(s.minus_step, update(a, s, p, g, x), p);

@@ -68,9 +68,9 @@ template <class R> FN bool see_words(Seen &seen, const u32 (&old)[R::COUNT][2], 
 
 // One quad: four elements whose draws are the words of one group. False, and nothing new, where a value may be NaN.
 template <class R, class P, class G, class M, class SP, class SM, bool METER>
-FN bool quad(const Record &s, u32 group, u32 (&p)[P::bytes], const u32 (&g)[G::bytes], u32 (&m)[R::COUNT][M::bytes], Seen &seen) {
+FN bool quad(const Record &s, bool seeded, u32 group, u32 (&p)[P::bytes], const u32 (&g)[G::bytes], u32 (&m)[R::COUNT][M::bytes], Seen &seen) {
     const typename R::Scalars scalars = scalars_of<R>(s);
-    Written arithmetic;
+    Seeded arithmetic;
     float x[4][R::COUNT], now[4];
     float poison = 0;
     UNROLL for (int i = 0; i < 4; i++) {
@@ -81,7 +81,12 @@ FN bool quad(const Record &s, u32 group, u32 (&p)[P::bytes], const u32 (&g)[G::b
         UNROLL for (int k = 0; k < R::COUNT; k++)
             if (R::WATCH >> k & 1) poison = fmaf(x[i][k], 0.0f, poison);
     }
-    if (poison != 0.0f) return false;
+    if (poison != 0.0f || !seeded || !R::seeded(scalars)) return false;
+    if (arithmetic.doubt()) {
+        bool fair = true;
+        UNROLL for (int i = 0; i < 4; i++) fair &= Seeded::fair(R::numerator(scalars, x[i]));
+        if (!fair) return false;
+    }
     u32 before[R::COUNT][M::bytes];
     if constexpr (METER) {
         UNROLL for (int k = 0; k < R::COUNT; k++) {
@@ -130,29 +135,23 @@ FN void single(const Record &s, const Item &item, u64 i, Seen &seen) {
     if (METER) see<R>(seen, g, old, x);
 }
 
-// Adds what the threads of a block have seen to the counts of a tensor. `sums` were zeroed before.
-template <int COUNT> FN void count(Counts &to, const Seen &seen, u32 (&sums)[5]) {
-    const bool first = threadIdx.x % 32 == 0;
-    UNROLL for (int k = 0; k < COUNT; k += 2) {
-        const u32 stalled = __reduce_add_sync(0xFFFFFFFFu, seen.stalled[k / 2]);
-        if (first) atomicAdd(&sums[k / 2], stalled);
+// Adds what the threads of a warp have seen to the counts of a tensor, and waits for nothing.
+template <int COUNT> FN void count(Counts &to, const Seen &seen) {
+    const u32 lane = threadIdx.x % WARP;
+    u32 sums[2] = {0, 0};
+    UNROLL for (int k = 0; k < COUNT; k += 2) sums[k / 2] = __reduce_add_sync(0xFFFFFFFFu, seen.stalled[k / 2]);
+    if (lane < COUNT) {
+        const u32 of = (lane < 2 ? sums[0] : sums[1]) >> 16 * (lane % 2) & 0xFFFF;
+        if (of) atomicAdd(&to.stalled[lane], (u64)of);
     }
-    if (__any_sync(0xFFFFFFFFu, seen.nan[0] || seen.nan[1] || seen.untouched)) {
-        UNROLL for (int k = 0; k < COUNT; k += 2) {
-            const u32 nan = __reduce_add_sync(0xFFFFFFFFu, seen.nan[k / 2]);
-            if (first) atomicAdd(&sums[2 + k / 2], nan);
-        }
-        const u32 untouched = __reduce_add_sync(0xFFFFFFFFu, seen.untouched);
-        if (first) atomicAdd(&sums[4], untouched);
+    if (!__any_sync(0xFFFFFFFFu, seen.nan[0] || seen.nan[1] || seen.untouched)) return;
+    UNROLL for (int k = 0; k < COUNT; k += 2) sums[k / 2] = __reduce_add_sync(0xFFFFFFFFu, seen.nan[k / 2]);
+    if (lane < COUNT) {
+        const u32 of = (lane < 2 ? sums[0] : sums[1]) >> 16 * (lane % 2) & 0xFFFF;
+        if (of) atomicAdd(&to.nan[lane], (u64)of);
     }
-    __syncthreads();
-    const u32 k = threadIdx.x;
-    if (k < COUNT) {
-        const u32 stalled = sums[k / 2] >> 16 * (k % 2) & 0xFFFF, nan = sums[2 + k / 2] >> 16 * (k % 2) & 0xFFFF;
-        if (stalled) atomicAdd(&to.stalled[k], (u64)stalled);
-        if (nan) atomicAdd(&to.nan[k], (u64)nan);
-    }
-    if (k == 32 && sums[4]) atomicAdd(&to.untouched, (u64)sums[4]);
+    const u32 untouched = __reduce_add_sync(0xFFFFFFFFu, seen.untouched);
+    if (lane == 0 && untouched) atomicAdd(&to.untouched, (u64)untouched);
 }
 
 // Has what a block of threads will read from an element on, all of it in whole tiles, brought into the L2 cache, 64 bytes at a time: so
@@ -175,7 +174,7 @@ template <class R, class P, class G, class M, int quads> FN void fetch_ahead(con
 }
 
 template <class R, class P, class G, class M, class SP, class SM, bool METER>
-FN void step(const Launch &a, Taken &taken, u32 (&sums)[5]) {
+FN void step(const Launch &a, Taken &taken) {
     const int quads = P::bytes == 4 ? 1 : 2;
     const int each = THREADS * 4 * quads; // to a block
     const u32 t = blockIdx.x, at_item = item_ahead(a, t, taken);
@@ -194,7 +193,6 @@ FN void step(const Launch &a, Taken &taken, u32 (&sums)[5]) {
         if (ahead) fetch_ahead<R, P, G, M, quads>(*ahead, (u64)(t + a.ahead - ahead->tile) * each);
     }
     // In the meantime:
-    if (METER && threadIdx.x < 5) sums[threadIdx.x] = 0;
     take(taken, a, at_item);
     const Item &item = taken.item;
     Seen seen = {};
@@ -205,7 +203,7 @@ FN void step(const Launch &a, Taken &taken, u32 (&sums)[5]) {
         left = 0;
         UNROLL for (int q = 0; q < quads; q++) {
             u64 at = first + q * (THREADS * 4);
-            if (quad<R, P, G, M, SP, SM, METER>(record, word_in(item.group) + (u32)(at / 4), p[q], g[q], m[q], seen)) {
+            if (quad<R, P, G, M, SP, SM, METER>(record, a.seeded, word_in(item.group) + (u32)(at / 4), p[q], g[q], m[q], seen)) {
                 store<P::bytes>((char *)pointer_in(item.p) + at * P::bytes, p[q]);
                 UNROLL for (int k = 0; k < R::COUNT; k++) store<M::bytes>((char *)pointer_in(item.states[k]) + at * M::bytes, m[q][k]);
             } else {
@@ -219,13 +217,14 @@ FN void step(const Launch &a, Taken &taken, u32 (&sums)[5]) {
         u64 end = n - at < 4 ? n : at + 4;
         NO_UNROLL for (u64 i = at; i < end; i++) single<R, P, G, M, SP, SM, METER>(record, item, i, seen);
     }
-    if (METER) count<R::COUNT>(a.counts[item.slot * COPIES + blockIdx.x % COPIES], seen, sums);
+    const u32 warp = blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
+    if (METER) count<R::COUNT>(a.counts[item.slot * COPIES + warp % COPIES], seen);
 }
 
-// Blocks to a multiprocessor: 48 registers a thread leave 10, 64 leave 8, 80 leave 6, 96 leave 5.
+// Blocks to a multiprocessor: 40 registers a thread leave 12, 48 leave 10, 64 leave 8, 80 leave 6, 96 leave 5.
 template <class R, class P, class M, bool METER> struct Blocks {
     static const bool MANY = R::COUNT > 2 || METER || M::bytes == 4;
-    static const int OF = P::bytes == 2 ? (R::COUNT > 2 && M::bytes == 4 ? 5 : MANY ? 6 : 8) : MANY ? 8 : 10;
+    static const int OF = P::bytes == 2 ? (R::COUNT > 2 && M::bytes == 4 ? 5 : MANY ? 6 : 8) : R::COUNT > 2 ? 8 : MANY ? 10 : 12;
 };
 
 // Shared memory is the kernel's own: that of a function has a name that depends on where it is compiled.
@@ -233,8 +232,7 @@ template <class R, class P, class M, bool METER> struct Blocks {
     extern "C" __global__ void __launch_bounds__(THREADS, Blocks<R, P, M, METER>::OF)                                  \
         name(const __grid_constant__ Launch a) {                                                                       \
         __shared__ Taken taken;                                                                                        \
-        __shared__ u32 sums[5];                                                                                        \
-        step<R, P, G, M, Stored<P, DP>, Stored<M, DM>, METER>(a, taken, sums);                                         \
+        step<R, P, G, M, Stored<P, DP>, Stored<M, DM>, METER>(a, taken);                                               \
     }
 
 // RULE_<parameters>_<gradients>_<states>, with n (nearest) or s (stochastic) behind what is rounded, and _meter.
@@ -256,6 +254,17 @@ struct Norms {
     double *sums;  // of parameters, one a tile, and after `chunks` of them those of updates
     u64 chunks;
 };
+
+// The update of element j, and whether its numerator is fair.
+template <class R, class P, class G, class M, class A>
+FN float update(A &arithmetic, const typename R::Scalars &scalars, const u32 (&p)[P::bytes], const u32 (&g)[G::bytes],
+                const u32 (&m)[R::COUNT][M::bytes], int j, bool &fair) {
+    float x[R::COUNT];
+    UNROLL for (int k = 0; k < R::COUNT; k++) x[k] = float_of(M::widen(element<M>(m[k], j)));
+    const float u = R::update(arithmetic, scalars, float_of(P::widen(element<P>(p, j))), float_of(G::widen(element<G>(g, j))), x);
+    fair &= Seeded::fair(R::numerator(scalars, x));
+    return u;
+}
 
 template <class R, class P, class G, class M>
 FN void norms(const Norms &a, Taken &taken, double (&warps)[CHUNK_THREADS / 32]) {
@@ -292,16 +301,23 @@ FN void norms(const Norms &a, Taken &taken, double (&warps)[CHUNK_THREADS / 32])
             }
         }
         const typename R::Scalars scalars = scalars_of<R>(taken.record);
-        Written arithmetic;
         UNROLL for (int r = 0; r < rounds; r++) {
             u32 ps[4], us[4];
+            Seeded seeded;
+            float poison = 0;
+            bool fair = a.launch.seeded && R::seeded(scalars);
             UNROLL for (int j = 0; j < 4; j++) {
-                float x[R::COUNT];
-                UNROLL for (int k = 0; k < R::COUNT; k++) x[k] = float_of(M::widen(element<M>(m[r][k], j)));
-                const float now = float_of(P::widen(element<P>(p[r], j)));
-                const float u = R::update(arithmetic, scalars, now, float_of(G::widen(element<G>(g[r], j))), x);
-                const bool there = first + r * ROUND + j < n;
-                ps[j] = there ? bits_of(now) : 0, us[j] = there ? bits_of(u) : 0;
+                const float u = update<R, P, G, M>(seeded, scalars, p[r], g[r], m[r], j, fair);
+                poison = fmaf(u, 0.0f, poison);
+                us[j] = bits_of(u), ps[j] = P::widen(element<P>(p[r], j));
+            }
+            if (poison != 0.0f || !fair) {
+                Written written;
+                bool ignored = true;
+                UNROLL for (int j = 0; j < 4; j++) us[j] = bits_of(update<R, P, G, M>(written, scalars, p[r], g[r], m[r], j, ignored));
+            }
+            UNROLL for (int j = 0; j < 4; j++) {
+                if (first + r * ROUND + j >= n) ps[j] = 0, us[j] = 0;
             }
             add_squares(lane_p, ps);
             add_squares(lane_u, us);
@@ -313,7 +329,7 @@ FN void norms(const Norms &a, Taken &taken, double (&warps)[CHUNK_THREADS / 32])
 }
 
 #define NORMS(name, R, P, G, M)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(CHUNK_THREADS, 4) norms_##name(const __grid_constant__ Norms a) {     \
+    extern "C" __global__ void __launch_bounds__(CHUNK_THREADS, M::bytes == 4 ? 4 : 5) norms_##name(const __grid_constant__ Norms a) {\
         __shared__ Taken taken;                                                                                        \
         __shared__ double warps[CHUNK_THREADS / 32];                                                                   \
         norms<R, P, G, M>(a, taken, warps);                                                                            \

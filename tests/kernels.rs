@@ -107,6 +107,13 @@ fn seeded(entry: &str) -> [usize; 2] {
         ["ask", "seeds"] => [1; 2],
         ["blocks", "f32", ..] => [8; 2],
         ["blocks", ..] => [16; 2],
+        ["norms", _, "any"] => [0; 2],
+        ["norms", ..] => [8; 2],
+        [name, parameters, ..]
+            if words.len() > 3 && RULES.iter().any(|rule| rule.name == name && rule.divisions > 0) =>
+        {
+            [if parameters == "f32" { 4 } else { 8 }; 2]
+        }
         _ => [0; 2],
     }
 }
@@ -133,10 +140,14 @@ fn written(entry: &str, counts: &Counts) -> Counts {
         ["ask", "seeds"] => [[4, 1, 1], none],
         // The ratio of norms, and the norms of parameters and of updates.
         ["trust", _] => [none, [0, 1, 2]],
-        // All but the parameter, of four elements, twice where types are known; squares of the parameter and of that.
+        // All but the parameter, of four elements, twice where types are known; after the states by seeds, with what looks for NaN, and as
+        // written. Squares of the parameter and of that.
         ["norms", name, ref types @ ..] => {
-            let (rule, elements) = (rule(name), if types == ["any"] { 4 } else { 8 });
-            let each = [rule.fused - 1, rule.divisions, rule.divisions];
+            let (rule, known) = (rule(name), types != ["any"]);
+            let elements = if known { 8 } else { 4 };
+            let by_seeds = rule.fused - rule.of_states + OF_SEEDS[0] + OF_SEEDS[1];
+            let by_seeds = if known { by_seeds } else { 0 };
+            let each = [rule.fused - 1 + by_seeds, rule.divisions, rule.divisions];
             [each.map(|each| each * elements), [2 * elements, 0, 0]]
         }
         // Four elements, of which the compiler may take some apart. Each state divides in f64 under a scale that is an f32: for the
@@ -160,8 +171,9 @@ fn written(entry: &str, counts: &Counts) -> Counts {
         // Elements at once, each with those that look for NaN, and one by one.
         [name, parameters, ..] => {
             let (rule, elements) = (rule(name), if parameters == "f32" { 4 } else { 8 });
-            let fused = elements * (rule.fused + rule.watched) + rule.fused;
-            [[fused, (elements + 1) * rule.divisions, (elements + 1) * rule.divisions], none]
+            let of_seeds = rule.divisions * (OF_SEEDS[0] + OF_SEEDS[1]);
+            let fused = elements * (rule.fused + rule.watched + of_seeds) + rule.fused;
+            [[fused, rule.divisions, rule.divisions], none]
         }
         [] | [_] => panic!("{entry}: no kernel has this name"),
     }

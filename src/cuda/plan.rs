@@ -64,11 +64,12 @@ pub(super) struct Clock {
     pub(super) gradient_scale: f32,
     pub(super) clip: f32,
     pub(super) found_inf: u32,
-    pub(super) unused: u32,
+    /// Blocks that have prepared their part of a step.
+    pub(super) arrived: u32,
 }
 
 /// Copies of counts: `COPIES` of many.cuh.
-pub(super) const COPIES: usize = 8;
+pub(super) const COPIES: usize = 32;
 
 /// `Counts` of many.cuh.
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
@@ -95,38 +96,67 @@ pub(super) struct ManyArguments {
     pub(super) direct: Direct,
 }
 
-/// What a launch over one item is told when nothing prepares it.
+/// Parameter groups whose scalars a launch is told: `MOST_GROUPS` of many.cuh.
+pub(super) const MOST_GROUPS: usize = 8;
+
+/// What a launch is told when nothing prepares it.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct Direct {
-    /// Whether it is.
+    /// 1: the record of one item, 2: what the records of several are made of.
     pub(super) on: u32,
     /// Whether roots and quotients may be refined from the device's approximations.
     pub(super) seeded: u32,
     pub(super) record: Record,
+    pub(super) scalars: [Scalars; MOST_GROUPS],
+    pub(super) seed_parameters: u64,
+    pub(super) seed_states: u64,
     pub(super) clock: u64,
     pub(super) ages: u64,
     pub(super) step: u64,
-    pub(super) new_ages: [u64; MOST],
+    /// How many states have ages.
+    pub(super) states: u32,
+    pub(super) unused: u32,
 }
 
+/// Words of the scalars of a rule, and in the last one whether zeros are skipped.
+pub(super) type Scalars = [u32; 16];
+
 impl Direct {
-    pub(super) const OFF: Self =
-        Self { on: 0, seeded: 0, record: Record([0; 64]), clock: 0, ages: 0, step: 0, new_ages: [0; MOST] };
+    pub(super) const OFF: Self = Self {
+        on: 0,
+        seeded: 0,
+        record: Record([0; 64]),
+        scalars: [[0; 16]; MOST_GROUPS],
+        seed_parameters: 0,
+        seed_states: 0,
+        clock: 0,
+        ages: 0,
+        step: 0,
+        states: 0,
+        unused: 0,
+    };
+}
+
+/// Scalars as kernels read them.
+pub(super) fn scalars<S: Copy>(scalars: &S, skip_zeros: bool) -> Scalars {
+    let mut words = [0u32; 16];
+    assert!(size_of::<S>() < size_of_val(&words));
+    // SAFETY: scalars are `repr(C)` structs of f32 and u32, no longer than the room.
+    unsafe { core::ptr::from_ref(scalars).cast::<u8>().copy_to(words.as_mut_ptr().cast(), size_of::<S>()) };
+    words[15] = skip_zeros.into();
+    words
 }
 
 impl Record {
     /// Of one item in one step: keys of parameters and states, and scalars.
-    pub(super) fn new<S: Copy>(keys: [[u32; 5]; 1 + MOST], scalars: &S, skip_zeros: bool) -> Self {
+    pub(super) fn new(keys: [[u32; 5]; 1 + MOST], scalars: &Scalars) -> Self {
         let mut words = [0u32; 64];
         for (to, keys) in words.chunks_exact_mut(8).zip(&keys) {
             to[..5].copy_from_slice(keys);
         }
-        let room = &mut words[32..48];
-        assert!(size_of::<S>() <= size_of_val(room));
-        // SAFETY: scalars are `repr(C)` structs of f32 and u32, no longer than the room.
-        unsafe { core::ptr::from_ref(scalars).cast::<u8>().copy_to(room.as_mut_ptr().cast(), size_of::<S>()) };
-        words[49] = skip_zeros.into();
+        words[32..48].copy_from_slice(scalars);
+        words[49] = scalars[15];
         Self(words)
     }
 }
@@ -652,7 +682,59 @@ pub(super) fn moment(format: StateFormat, role: Role, log_block: u32) -> MomentA
 
 #[cfg(test)]
 mod tests {
+    use super::super::emulated::{Emulated, REVERSE};
+    use super::super::launch::{Shape, launch};
+    use super::super::{Gpu, optimizer};
     use super::*;
+    use crate::optim::{LambConfig, StepControl, combine, sealed};
+    use crate::random::Draws;
+
+    /// Norms of tensors of many chunks: none, one run of sums, several at once and more than that, from sums alone.
+    #[test]
+    fn norms_of_whole_tensors() {
+        let gpu = match std::env::var_os("HALFULP_REQUIRE_GPU") {
+            Some(_) => Gpu::open(0).unwrap(),
+            None => match Emulated::new(REVERSE) {
+                Some(device) => Gpu::emulated(device),
+                None => return,
+            },
+        };
+        const RUN: usize = CHUNK as usize;
+        let config = LambConfig { max_trust: 1e9, ..LambConfig::default() };
+        let chunks = [1, 0, RUN - 1, RUN, RUN + 1, 9 * RUN + 7, 3];
+        let total: usize = chunks.iter().sum();
+        let mut words = alloc::vec![0u32; 2 * total];
+        crate::Draw::seeded(5).fill32(0, &mut words);
+        // Over three binades, so that the order of additions shows.
+        let sums: Vec<f64> = words.iter().map(|&word| f64::from(word % 1000 + 100) * 1.1).collect();
+        let mut items = Vec::new();
+        let mut before = 0;
+        for n in chunks {
+            items.push(Item { n: n as u64 * CHUNK, chunk: before as u32, ..Item::zeroed() });
+            before += n;
+        }
+        let (on_device, records) = (gpu.upload(&items).unwrap(), gpu.zeroed::<Record>(items.len()).unwrap());
+        let (device_sums, hyper) =
+            (gpu.upload(&sums).unwrap(), gpu.upload(&optimizer::words(&config).unwrap()).unwrap());
+        let trust = TrustArguments {
+            items: on_device.address(),
+            records: records.address(),
+            hyper: hyper.address(),
+            sums: device_sums.address(),
+            chunks: total as u64,
+        };
+        let (threads, n) = (1024, 1024 * items.len() as u64);
+        // SAFETY: memory as long as the items say.
+        unsafe { launch(&gpu, "prepare", "trust_lamb", n, Shape { threads, each: 1 }, &trust) }.unwrap();
+        let scalars = sealed::Rule::scalars(&config, [1; 3], &StepControl::default());
+        for ((item, record), n) in items.iter().zip(gpu.download(&records).unwrap()).zip(chunks) {
+            let at = item.chunk as usize;
+            let [p, u] = [&sums[at..at + n], &sums[total + at..][..n]].map(|sums| combine(sums.to_vec()).sqrt());
+            let expected = sealed::Rule::with_norms(&config, scalars, p, u).minus_step;
+            // The ninth scalar.
+            assert_eq!(record.0[32 + 8], expected.to_bits(), "{n} chunks");
+        }
+    }
 
     #[test]
     fn layouts() {

@@ -388,7 +388,7 @@ pub(super) fn canonical(x: f64) -> f64 {
 }
 
 /// The tree over sums of chunks.
-fn combine(mut sums: Vec<f64>) -> f64 {
+pub(crate) fn combine(mut sums: Vec<f64>) -> f64 {
     while sums.len() > 1 {
         sums = sums.chunks(CHUNK).map(run_sum).collect();
     }

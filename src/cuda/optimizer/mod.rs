@@ -21,8 +21,8 @@ use super::cast::Source;
 use super::launch::{Shape, aligned, disjoint, launch};
 use super::plan::{
     AnyArguments, AnyNormsArguments, AskSeedsArguments, COPIES, Clock, ControlArguments, DeviceCounts, Direct, HYPER,
-    HyperArguments, Item, ManyArguments, NormsArguments, Options, PlannedLaunch, PrepareArguments, Record, Resident,
-    Tables, Takes, TrustArguments, scales_at,
+    HyperArguments, Item, MOST_GROUPS, ManyArguments, NormsArguments, Options, PlannedLaunch, PrepareArguments, Record,
+    Resident, Tables, Takes, TrustArguments, scalars, scales_at,
 };
 use super::{CudaError, DeviceNorm, DeviceVec, ElementType, Gpu};
 use crate::format::BlockScale;
@@ -66,6 +66,8 @@ struct Planned {
     chunks: u32,
     /// The kernel that prepares a step.
     prepare: String,
+    /// Whether that would take longer than what every block of the step does in its place.
+    small: bool,
 }
 
 /// The tensors of a plan, and where their ages are.
@@ -73,6 +75,15 @@ struct Planned {
 struct Tensors {
     list: Vec<StepMemory>,
     slots: Vec<u32>,
+}
+
+/// Steps of a list that are not in the ages yet. No tensor is in two of these.
+#[derive(Debug)]
+struct Pending {
+    tensors: Arc<Tensors>,
+    steps: u64,
+    /// What ages all of its tensors have, without these steps, if they have the same.
+    ages: Option<[u64; MOST]>,
 }
 
 /// What captured graphs hold the addresses of.
@@ -101,9 +112,10 @@ pub struct StepProgress {
 /// An optimizer whose parameters, gradients and states are on a GPU: the bits of [`optim::Optimizer`], by the names of
 /// [`optim`].
 ///
-/// A step over any number of tensors is a launch that prepares it, unless it is one tensor alone, and one for each combination of
-/// types and formats among them, on the stream of the [`Gpu`]; it does not wait, and gives no report of blocks that hold a NaN.
-/// Tables of the list of tensors stay on the device and are made anew when the list differs from that of the last step, and then only. Step and ages, learning rates and other hyper-parameters, loss
+/// A step over any number of tensors is a launch for each combination of types and formats among them, on the stream of the [`Gpu`],
+/// after one that prepares them, which a single tensor and a few small ones do without; it does not wait, and gives no report of blocks
+/// that hold a NaN. Tables of the list of tensors stay on the device and are made anew when the list differs from that of the last step,
+/// and then only. Step and ages, learning rates and other hyper-parameters, loss
 /// scale, clip coefficient and seeds are on the device, too, so that a CUDA graph of a step, captured once, replays with all of them as
 /// they are by then: [`set_config`](Self::set_config) and [`set_control`](Self::set_control) enqueue their change. The list
 /// must be stepped once before the capture. The graph must not outlive the optimizer, and steps the tensors and groups that there were.
@@ -137,7 +149,9 @@ pub struct Optimizer<R: Rule> {
     left_out: u64,
     /// Ages by slot, as far as the host knows them, and steps of a plan that are to be added.
     host_ages: Vec<[u64; MOST]>,
-    pending: (Arc<Tensors>, u64),
+    pending: Vec<Pending>,
+    /// By slot, which of them it is in, counted from 1; 0: in none.
+    pending_of: Vec<u32>,
     plan: Option<Arc<Planned>>,
     /// Tensors of the last step that was enqueued.
     last: Arc<Tensors>,
@@ -145,6 +159,16 @@ pub struct Optimizer<R: Rule> {
     captured: bool,
     retired: Retired,
 }
+
+/// Blocks of threads that prepare a step.
+const MOST_PREPARING: u64 = 128;
+
+/// Elements up to which steps of a list are not prepared. On an H200 to prepare one takes 4.4 us; that each block makes its own keys
+/// takes some hundredths of the step.
+const SMALL: u64 = 1 << 23;
+
+/// Lists of tensors whose steps are pending.
+const MOST_PENDING: usize = 64;
 
 /// Slots of the first table of ages.
 const FIRST_SLOTS: usize = 256;
@@ -188,7 +212,8 @@ impl<R: Rule> Optimizer<R> {
             known: Some(StepProgress { executed: 0, skipped: 0 }),
             left_out: 0,
             host_ages: Vec::new(),
-            pending: (Arc::default(), 0),
+            pending: Vec::new(),
+            pending_of: Vec::new(),
             plan: None,
             last: Arc::default(),
             captured: false,
@@ -474,6 +499,7 @@ impl<R: Rule> Optimizer<R> {
         host.meter = self.meter;
         host.step = self.steps()?;
         let ages = self.gpu.download(&self.ages)?;
+        let groups = self.pending_groups();
         for (&id, state) in &self.tensors {
             let states = self.stored(id)?.unwrap_or_default();
             let state = TensorState {
@@ -483,7 +509,7 @@ impl<R: Rule> Optimizer<R> {
                 rest: self.rest(id)?,
                 n: state.n as usize,
                 first: state.first,
-                group: state.group,
+                group: groups.get(&id).copied().unwrap_or(state.group),
             };
             host.tensors.insert(id, state);
         }
@@ -850,8 +876,10 @@ impl<R: Rule> Optimizer<R> {
         };
         let tables = Tables::new(&options, &residents)?;
         let slots = residents.iter().map(|resident| resident.slot).collect();
-        let list = list.iter().map(|listed| listed.memory).collect();
+        let list: Vec<_> = list.iter().map(|listed| listed.memory).collect();
+        let elements = list.iter().fold(0u64, |all, memory| all.saturating_add(memory.n));
         Ok(Planned {
+            small: elements <= SMALL,
             tensors: Arc::new(Tensors { list, slots }),
             generation: self.generation,
             records: self.gpu.zeroed(tables.items.len())?,
@@ -894,8 +922,11 @@ impl<R: Rule> Optimizer<R> {
                 count: plan.items.len() as u32,
                 skips: skips.into(),
             };
+            // A job for scalars and for each role's keys of an item, and others for its counts.
+            let jobs = plan.items.len() as u64 * (2 + R::STATES.len()).max(COPIES * usize::from(self.meter)) as u64;
+            let blocks = jobs.div_ceil(128).clamp(1, MOST_PREPARING) as u32;
             // SAFETY: tables of this plan, and memory of this optimizer.
-            unsafe { enqueue(&self.gpu, "prepare", &plan.prepare, 1, 512, &prepare) }?;
+            unsafe { enqueue(&self.gpu, "prepare", &plan.prepare, blocks, 128, &prepare) }?;
         }
         if R::NORMS {
             // SAFETY: promised by the caller.
@@ -905,7 +936,9 @@ impl<R: Rule> Optimizer<R> {
         for launch in &plan.launches {
             let ahead = launch.ahead(self.multiprocessors)[0];
             let mut arguments = self.arguments(plan, launch, launch.first, counts, ahead);
-            arguments.launch.direct = Direct { seeded: self.seeded.into(), ..direct.unwrap_or(Direct::OFF) };
+            if let Some(direct) = direct {
+                arguments.launch.direct = direct;
+            }
             let blocks = launch.blocks(self.multiprocessors);
             let (module, name) = (launch.kernel.module, &launch.kernel.name);
             // SAFETY: the kernel of this name takes memory of these types; memory is promised by the caller, and the tables are of
@@ -920,69 +953,94 @@ impl<R: Rule> Optimizer<R> {
         let stands = u64::from(stands);
         self.known =
             known.map(|known| StepProgress { executed: known.executed + 1 - stands, skipped: known.skipped + stands });
-        if !Arc::ptr_eq(&self.pending.0, &plan.tensors) {
-            self.settle();
-            self.pending.0 = plan.tensors.clone();
-            // A group is that of the last step.
-            for memory in &plan.tensors.list {
+        self.pending(&plan.tensors).steps += 1 - stands;
+        self.last = plan.tensors.clone();
+        Ok(())
+    }
+
+    /// Where steps of these tensors are remembered until somebody asks for ages: by the list, so that no step takes the time of all its
+    /// tensors.
+    fn pending(&mut self, tensors: &Arc<Tensors>) -> &mut Pending {
+        let known = self.pending.iter().position(|pending| Arc::ptr_eq(&pending.tensors, tensors));
+        let at = known.unwrap_or_else(|| {
+            self.pending_of.resize(self.host_ages.len(), 0);
+            let free = tensors.slots.iter().all(|&slot| self.pending_of[slot as usize] == 0);
+            if !free || self.pending.len() >= MOST_PENDING {
+                self.settle();
+            }
+            let at = self.pending.len();
+            let first = tensors.slots.first().map(|&slot| self.host_ages[slot as usize]);
+            let same = first.filter(|first| tensors.slots.iter().all(|&slot| self.host_ages[slot as usize] == *first));
+            tensors.slots.iter().for_each(|&slot| self.pending_of[slot as usize] = at as u32 + 1);
+            self.pending.push(Pending { tensors: tensors.clone(), steps: 0, ages: same });
+            at
+        });
+        &mut self.pending[at]
+    }
+
+    /// Adds the steps that are pending to the ages, and notes the groups in which they were.
+    fn settle(&mut self) {
+        for Pending { tensors, steps, .. } in core::mem::take(&mut self.pending) {
+            for &slot in &tensors.slots {
+                self.pending_of[slot as usize] = 0;
+                self.host_ages[slot as usize] = later::<R>(self.host_ages[slot as usize], steps);
+            }
+            for memory in &tensors.list {
                 if let Some(state) = self.tensors.get_mut(&memory.id) {
                     state.group = memory.group;
                 }
             }
         }
-        self.pending.1 += 1 - stands;
-        self.last = plan.tensors.clone();
-        Ok(())
     }
 
-    /// Adds the steps that are pending to the ages.
-    fn settle(&mut self) {
-        let (tensors, steps) = &mut self.pending;
-        for &slot in &tensors.slots {
-            for age in &mut self.host_ages[slot as usize][..R::STATES.len()] {
-                *age = age.saturating_add(*steps);
-            }
-        }
-        *steps = 0;
+    /// The groups in which tensors were last stepped, where that is pending.
+    fn pending_groups(&self) -> BTreeMap<u64, usize> {
+        let all = self.pending.iter().flat_map(|pending| &pending.tensors.list);
+        all.map(|memory| (memory.id, memory.group)).collect()
     }
 
     /// The ages of a slot, with what is pending.
     fn age_on_host(&self, slot: u32) -> [u64; MOST] {
-        let (tensors, steps) = &self.pending;
-        let more = if *steps > 0 && tensors.slots.contains(&slot) { *steps } else { 0 };
-        let ages = self.host_ages[slot as usize];
-        from_fn(|s| if s < R::STATES.len() { ages[s].saturating_add(more) } else { 0 })
+        let at = self.pending_of.get(slot as usize).copied().unwrap_or(0);
+        let steps = (at as usize).checked_sub(1).map_or(0, |at| self.pending[at].steps);
+        later::<R>(self.host_ages[slot as usize], steps)
     }
 
-    /// What a step of one tensor is told at its launch, where the host knows all that it goes by.
-    fn direct(&self, plan: &Planned, clipped: bool) -> Option<Direct> {
-        let (Some(known), [launch], [memory]) = (self.known, &plan.launches[..], &plan.tensors.list[..]) else {
-            return None;
-        };
-        if clipped || R::NORMS || self.meter || self.control.found_inf || launch.items.len() != 1 || launch.tiles == 0 {
+    /// What the launches of a step are told, where the host knows all that it goes by.
+    fn direct(&mut self, plan: &Planned, clipped: bool) -> Option<Direct> {
+        let known = self.known?;
+        let told = !clipped && !R::NORMS && !self.meter && !self.control.found_inf;
+        let alone = matches!(&plan.launches[..], [launch] if launch.items.len() == 1);
+        let few = plan.small && self.groups.len() <= MOST_GROUPS;
+        if !told || !(alone || few) || plan.launches.iter().any(|launch| launch.tiles == 0) {
             return None;
         }
-        let state = self.tensors.get(&memory.id)?;
-        let (step, config) = (known.executed + 1, &self.groups[memory.group].config);
-        let ages = self.age_on_host(state.slot);
-        let new_ages = from_fn(|s| if s < R::STATES.len() { ages[s].saturating_add(1) } else { 0 });
+        let (step, control) = (known.executed + 1, self.control);
+        let pending = self.pending(&plan.tensors);
+        let ages = later::<R>(pending.ages?, pending.steps + 1);
         // Scalars of states that there are not are those of an age of 1, as the device makes them.
-        let scalars = config.scalars(from_fn(|s| new_ages[s].max(1)), &self.control);
-        let high = (state.first >> 34) as u32;
-        let key = |role: usize| {
-            let rounding = if role == 0 { self.parameters } else { self.rounding };
-            let seed = if let Rounding::Stochastic { seed } = rounding { seed } else { 0 };
-            Keys::new(seed, step, memory.id, role as u32 + 1, high).words()
-        };
-        Some(Direct {
-            on: 1,
-            seeded: 0,
-            record: Record::new(from_fn(key), &scalars, config.skips_zeros()),
-            clock: self.clock.address(),
-            ages: self.ages.address() + (state.slot as usize * MOST * 8) as u64,
-            step,
-            new_ages,
-        })
+        let ages = ages.map(|age| age.max(1));
+        let of = |group: &ParameterGroup<R>| scalars(&group.config.scalars(ages, &control), group.config.skips_zeros());
+        let seed = |rounding| if let Rounding::Stochastic { seed } = rounding { seed } else { 0 };
+        let [seed_parameters, seed_states] = [self.parameters, self.rounding].map(seed);
+        let (clock, table) = (self.clock.address(), self.ages.address());
+        let seeded = self.seeded.into();
+        let states = R::STATES.len() as u32;
+        let mut direct =
+            Direct { seeded, states, seed_parameters, seed_states, clock, ages: table, step, ..Direct::OFF };
+        if let (true, [memory]) = (alone, &plan.tensors.list[..]) {
+            let high = (self.tensors.get(&memory.id)?.first >> 34) as u32;
+            let key = |role: usize| {
+                let seed = if role == 0 { seed_parameters } else { seed_states };
+                Keys::new(seed, step, memory.id, role as u32 + 1, high).words()
+            };
+            direct.on = 1;
+            direct.record = Record::new(from_fn(key), &of(&self.groups[memory.group]));
+        } else {
+            direct.on = 2;
+            direct.scalars.iter_mut().zip(&self.groups).for_each(|(to, group)| *to = of(group));
+        }
+        Some(direct)
     }
 
     /// The norms of whole tensors, and what follows from them.
@@ -1023,7 +1081,7 @@ impl<R: Rule> Optimizer<R> {
             chunks,
         };
         // SAFETY: tables of this plan; a block for each item.
-        unsafe { enqueue(&self.gpu, "prepare", "trust_lamb", plan.items.len() as u32, 128, &trust) }
+        unsafe { enqueue(&self.gpu, "prepare", "trust_lamb", plan.items.len() as u32, 1024, &trust) }
     }
 
     fn arguments(&self, plan: &Planned, launch: &PlannedLaunch, first: usize, counts: u64, ahead: u32) -> AnyArguments {
@@ -1039,7 +1097,7 @@ impl<R: Rule> Optimizer<R> {
                 p_draws: stochastic(self.parameters),
                 s_draws: stochastic(self.rounding),
                 ahead,
-                direct: Direct::OFF,
+                direct: Direct { seeded: self.seeded.into(), ..Direct::OFF },
             },
             p_type: p_type.number(),
             g_type: g_type.number(),
@@ -1102,6 +1160,11 @@ unsafe fn enqueue<A: cudarc::driver::DeviceRepr>(
     unsafe { launch(gpu, module, kernel, n, Shape { threads, each: 1 }, arguments) }
 }
 
+/// Ages after so many steps more; 0 for states that there are not.
+fn later<R: Rule>(ages: [u64; MOST], steps: u64) -> [u64; MOST] {
+    from_fn(|s| if s < R::STATES.len() { ages[s].saturating_add(steps) } else { 0 })
+}
+
 /// Whether a step is left out for a norm that is not finite.
 fn skips(non_finite: NonFinite) -> Result<bool, CudaError> {
     match non_finite {
@@ -1124,7 +1187,7 @@ fn clock_of(progress: StepProgress, parameters: Rounding, states: Rounding, cont
         gradient_scale: control.gradient_scale,
         clip: control.clip,
         found_inf: control.found_inf.into(),
-        unused: 0,
+        arrived: 0,
     }
 }
 

@@ -51,8 +51,10 @@ impl<R: Rule> Optimizer<R> {
         let mut report = Vec::new();
         let mut last: Vec<u64> = self.last.list.iter().map(|memory| memory.id).collect();
         last.sort_unstable();
+        let groups = self.pending_groups();
         for id in last {
             let Some(state) = self.tensors.get(&id) else { continue };
+            let group = groups.get(&id).copied().unwrap_or(state.group);
             let of_states = self.counts_of(&counts, id).into_iter().zip(ages_of(&ages, state.slot)).enumerate();
             for (s, (counts, age)) in of_states {
                 report.push(optim::StateStalls::new::<R>(
@@ -62,7 +64,7 @@ impl<R: Rule> Optimizer<R> {
                     state.formats[s],
                     age,
                     counts,
-                    (&self.groups[state.group].config, self.rounding),
+                    (&self.groups[group].config, self.rounding),
                 ));
             }
         }
