@@ -68,9 +68,9 @@ pub(crate) use hyper::sealed;
 pub use hyper::{AdEMAMixConfig, AdamConfig, AdamWConfig, LambConfig, LionConfig, Rule, SgdConfig, StateSet};
 #[cfg(feature = "cuda")]
 pub(crate) use hyper::{Formats, MOST, StateKind, Visit};
-pub(crate) use norm::ClipRule;
 #[cfg(feature = "cuda")]
-#[cfg(test)]
+pub(crate) use norm::ClipRule;
+#[cfg(all(test, feature = "cuda"))]
 pub(crate) use norm::combine;
 pub use norm::{ChunkSums, Clip, Clipped, GradientNorm, NonFinite, NormError};
 pub use optimizer::{Optimizer, Parameter, ParameterGroup};
