@@ -130,7 +130,7 @@ FN u32 word_in(const u32 &at) { return at; }
 template <class R> FN typename R::Scalars scalars_of(const Record &r) {
     typedef typename R::Scalars Scalars;
     const int words = sizeof(Scalars) / 4;
-    static_assert(words <= 16, "scalars outgrow a record");
+    static_assert(words < 16, "scalars outgrow a record");
     union {
         u32 w[(words + 3) / 4 * 4];
         Scalars scalars;

@@ -53,8 +53,9 @@ const SOURCES: [(&str, &CStr); 8] = [
     ("decode", source(concat!(include_str!("../../kernels/decode.cu"), "\0"))),
     ("norm", source(concat!(include_str!("../../kernels/norm.cu"), "\0"))),
 ];
-const HEADERS: [(&CStr, &CStr); 11] = [
+const HEADERS: [(&CStr, &CStr); 12] = [
     (c"common.cuh", source(concat!(include_str!("../../kernels/common.cuh"), "\0"))),
+    (c"exact.cuh", source(concat!(include_str!("../../kernels/exact.cuh"), "\0"))),
     (c"random.cuh", source(concat!(include_str!("../../kernels/random.cuh"), "\0"))),
     (c"round.cuh", source(concat!(include_str!("../../kernels/round.cuh"), "\0"))),
     (c"memory.cuh", source(concat!(include_str!("../../kernels/memory.cuh"), "\0"))),
@@ -298,6 +299,19 @@ fn build(nvrtc: &Nvrtc, name: &str, source: &CStr, options: &[String]) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// All of the kernels' files but the one of the two modules that are shipped compiled.
+    #[test]
+    fn every_file_is_there() {
+        let sources = SOURCES.iter().map(|(name, _)| format!("{name}.cu"));
+        let headers = HEADERS.iter().map(|(name, _)| name.to_string_lossy().into_owned());
+        let known: Vec<String> = sources.chain(headers).collect();
+        let folder = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels")).unwrap();
+        for name in folder.filter_map(|entry| entry.unwrap().file_name().into_string().ok()) {
+            let is_source = name.ends_with(".cu") || name.ends_with(".cuh");
+            assert!(!is_source || name == "hardware.cu" || known.contains(&name), "{name}");
+        }
+    }
 
     /// A source that is no program: the error carries the compiler's log.
     #[test]

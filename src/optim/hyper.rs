@@ -5,7 +5,8 @@
 //! 2. Here, its hyper-parameters: a struct with defaults, `check`, and an `impl` of [`Rule`] that names its states, lists its
 //!    fields, makes the scalars in f64 and hands elements to step 1.
 //! 3. In `mod.rs`, a name: `pub type Adam = Optimizer<AdamConfig>`.
-//! 4. In `kernels/rules.cuh`, the same step, and its name in the list of kernels.
+//! 4. In `kernels/rules.cuh`, the same step, with its roots and quotients of the arithmetic that it is given, what it divides
+//!    (`numerator`) and when that may be done by seeds (`seeded`); its name in the list of kernels.
 //! 5. A row in the macro of `tests/optimizers.rs`, and vectors in `tests/golden/optimizers.tsv`.
 //!
 //! States, rounding, groups, clipping, resets, the meter, checkpoints and shards are the [`Optimizer`](super::Optimizer)'s.
