@@ -516,6 +516,18 @@ fn refusals() {
             assert!(matches!(error, CheckpointError::Metadata { .. }), "{name} {value}: {error}");
         }
     }
+    // Counts that no training has: the next step would overflow them.
+    for step in ["9223372036854775808", "18446744073709551615"] {
+        let error = with(&|h| h["__metadata__"]["step"] = json!(step));
+        assert!(
+            matches!(&error, CheckpointError::Metadata { key, got, .. } if key == "step" && got == step),
+            "{error}"
+        );
+    }
+    for ages in [json!(["18446744073709551615", "1"]), json!(["1", "5"])] {
+        let error = field("tensor.w", "ages", ages.clone());
+        assert!(matches!(&error, CheckpointError::Metadata { key, .. } if key == "tensor.w: ages"), "{ages}: {error}");
+    }
     assert!(matches!(field("tensor.w", "id", json!("5")), CheckpointError::Metadata { .. }), "not the name's id");
     assert!(matches!(field("tensor.#9", "id", json!("8")), CheckpointError::Metadata { .. }), "not the number");
     assert!(matches!(field("tensor.w", "shape", json!(["4"])), CheckpointError::Shape { .. }));

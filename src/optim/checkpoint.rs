@@ -463,7 +463,12 @@ pub fn load<R: Rule>(path: impl AsRef<Path>) -> Result<Checkpoint<R>, Checkpoint
     let groups = groups_of::<R>(&top.json("groups")?)?;
     let optimizer =
         Optimizer::with_group(groups[0], top.rounding("")?)?.parameter_rounding(top.rounding("parameter_")?)?;
-    let mut optimizer = Optimizer { step: top.integer("step")?, offset: top.integer("offset")?, ..optimizer };
+    let step = top.integer("step")?;
+    if step > MOST_STEPS {
+        let (key, expected) = ("step".into(), "fewer than 2^63 steps");
+        return Err(CheckpointError::Metadata { key, expected, got: format!("{step}") });
+    }
+    let mut optimizer = Optimizer { step, offset: top.integer("offset")?, ..optimizer };
     for &group in &groups[1..] {
         optimizer.add_group(group)?;
     }
@@ -474,6 +479,10 @@ pub fn load<R: Rule>(path: impl AsRef<Path>) -> Result<Checkpoint<R>, Checkpoint
         let key = format!("tensor.{name}");
         let described = Top(&source.metadata).json(&key)?;
         let (id, state) = source.state(name, &Fields::of(&key, &described)?, &optimizer.groups)?;
+        if state.ages.iter().any(|&age| age > step) {
+            let got = format!("{:?} at step {step}", &state.ages[..R::STATES.len()]);
+            return Err(Fields::of(&key, &described)?.refuse("ages", "ages of no more than the step", &got));
+        }
         if optimizer.tensors.insert(id, state).is_some() {
             return Err(Fields::of(&key, &described)?.refuse("id", "an id of its own", &id.to_string()));
         }
@@ -531,6 +540,9 @@ struct Source<'a> {
     tensors: BTreeMap<String, TensorInfo>,
     metadata: BTreeMap<String, String>,
 }
+
+/// Steps that a file can have: counting on from them does not overflow.
+const MOST_STEPS: u64 = i64::MAX as u64;
 
 /// The longest header that safetensors allows.
 const MAX_HEADER: u64 = 100_000_000;
