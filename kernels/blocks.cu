@@ -7,7 +7,7 @@
 // size: 32, 64, 128 or 256 elements, any n; the last block may be shorter.
 //
 // EACH consecutive elements to a thread, so that some threads of a warp share a block; a warp at the end, or with a block whose
-// scale is too large for `code_near`, that is not finite or that Seeded does not cover, does its blocks by one_block.
+// scale is too large for `code_near` or that is not finite, does its blocks by one_block.
 //
 // With f32 parameters memory is what takes the time: a warp has one tile, and has tiles that come later brought to the L2 cache. In
 // BF16 it is instructions: a warp takes several tiles, so that what it does once for all of them is little, and loads the next one
@@ -95,6 +95,36 @@ template <class P, class DP, class G, class M, class V, class D, int EACH> struc
         load<EACH * G::bytes / 4>(g, (const char *)it.g + at * G::bytes);
     }
 
+    // New values of what a thread has, unrounded, and the parameters, rounded; the largest magnitudes of the moments, of second moments
+    // as bits, whose order is that of values, as nothing is negative, with NaN above all. Not 0 if one of them is NaN or infinite.
+    template <class A>
+    FN_METHOD float values(A &arithmetic, const AdamW::Scalars &s, const Record &record, u32 group, u32 (&to_p)[EACH * P::bytes / 4],
+                           float (&new_m)[EACH], float (&new_v)[EACH], float &amax_m, u32 &amax_v) {
+        // Powers of two times the betas, so that decoding and decay are one multiplication.
+        const float decay_m = s.beta1 * near_unit<M>(scale_m).decode, decay_v = s.beta2 * near_unit<V>(scale_v).decode;
+        const int per_m = 32 / M::BITS, per_v = 32 / V::BITS;
+        float poison = 0;
+        amax_m = 0, amax_v = 0;
+        UNROLL for (int q = 0; q < EACH / 4; q++) {
+            float new_p[4];
+            UNROLL for (int j = 0; j < 4; j++) {
+                const int i = 4 * q + j;
+                float x[2] = {placed<M>(m[i / per_m], i % per_m) * decay_m, placed<V>(v[i / per_v], i % per_v) * decay_v};
+                new_p[j] = AdamW::decayed(arithmetic, s, float_of(P::widen(element<P>(p, i))), float_of(G::widen(element<G>(g, i))), x);
+                new_m[i] = x[0], new_v[i] = x[1];
+                // Where a moment is one of the two, so is the parameter.
+                poison = fmaf(new_p[j], 0.0f, poison);
+                amax_m = fmaxf(amax_m, fabsf(x[0]));
+                const u32 bits_v = bits_of(x[1]);
+                amax_v = amax_v > bits_v ? amax_v : bits_v;
+            }
+            Word w = {0, 0};
+            if (Parameters<P, DP>::draws) w = word(keys_of(record, 0), group + q);
+            Parameters<P, DP>::put(to_p + q * P::bytes, new_p, w);
+        }
+        return poison;
+    }
+
     // A step of the tile that was coming, while the next one does if there is one. False, and nothing new, where this is not how it
     // is done.
     FN_METHOD bool step(bool more, u32 next) {
@@ -105,37 +135,23 @@ template <class P, class DP, class G, class M, class V, class D, int EACH> struc
         const u64 at = start + lane * EACH;
         const AdamW::Scalars s = scalars_of<AdamW>(record);
         const u32 group = word_in(item.group) + (u32)(at / 4);
-        bool near = a.launch.seeded && AdamW::seeded(s) && is_near<M>(scale_m) && is_near<V>(scale_v);
-        // Powers of two times the betas, so that decoding and decay are one multiplication.
-        const float decay_m = s.beta1 * near_unit<M>(scale_m).decode, decay_v = s.beta2 * near_unit<V>(scale_v).decode;
+        bool near = is_near<M>(scale_m) && is_near<V>(scale_v);
         Seeded arithmetic;
-        u32 to_p[EACH * P::bytes / 4];
-        float new_m[EACH], new_v[EACH];
-        float amax_m = 0, poison = 0;
-        u32 amax_v = 0; // of what is not negative: bits are in the order of values, and NaN is above all
-        UNROLL for (int q = 0; q < EACH / 4; q++) {
-            const int per_m = 32 / M::BITS, per_v = 32 / V::BITS;
-            float new_p[4];
-            UNROLL for (int j = 0; j < 4; j++) {
-                const int i = 4 * q + j;
-                float x[2] = {placed<M>(m[i / per_m], i % per_m) * decay_m, placed<V>(v[i / per_v], i % per_v) * decay_v};
-                new_p[j] = AdamW::decayed(arithmetic, s, float_of(P::widen(element<P>(p, i))), float_of(G::widen(element<G>(g, i))), x);
-                new_m[i] = x[0], new_v[i] = x[1];
-                // NaN if one of them is NaN or infinite; where a moment is, so is the parameter.
-                poison = fmaf(new_p[j], 0.0f, poison);
-                amax_m = fmaxf(amax_m, fabsf(x[0]));
-                const u32 bits_v = bits_of(x[1]);
-                amax_v = amax_v > bits_v ? amax_v : bits_v;
-            }
-            Word w = {0, 0};
-            if (Parameters<P, DP>::draws) w = word(keys_of(record, 0), group + q);
-            Parameters<P, DP>::put(to_p + q * P::bytes, new_p, w);
+        u32 to_p[EACH * P::bytes / 4], amax_v;
+        float new_m[EACH], new_v[EACH], amax_m;
+        float poison = values(arithmetic, s, record, group, to_p, new_m, new_v, amax_m, amax_v);
+        bool sure = poison == 0 && a.launch.seeded && AdamW::seeded(s);
+        if (arithmetic.doubt()) {
+            UNROLL for (int i = 0; i < EACH; i++) sure &= Seeded::fair(new_m[i]);
+        }
+        bool zero = arithmetic.rooted_zero();
+        if (near && !sure) {
+            Written written;
+            poison = values(written, s, record, group, to_p, new_m, new_v, amax_m, amax_v);
+            zero = true;
         }
         if (more) load_tile(next);
         near = near && poison == 0;
-        if (arithmetic.doubt()) {
-            UNROLL for (int i = 0; i < EACH; i++) near &= Seeded::fair(new_m[i]);
-        }
         // Of scale codes, as of magnitudes, the largest is that of the block.
         u32 scales = scale_code<M>(bits_of(amax_m)) | scale_code<V>(amax_v) << 16;
         NO_UNROLL for (u32 other = lanes / 2; other > 0; other /= 2)
@@ -146,8 +162,8 @@ template <class P, class DP, class G, class M, class V, class D, int EACH> struc
         if (!__all_sync(0xFFFFFFFF, near)) return false;
         const Near near_m = near_unit<M>(to_scale_m), near_v = near_unit<V>(to_scale_v);
         const Keys keys_m = keys_of(record, 1), keys_v = keys_of(record, 2);
-        // What second moments above zero are stored as at least, which all of them are but for zeros.
-        const u32 least = arithmetic.rooted_zero() ? 0 : LEAST_CODE;
+        // What second moments above zero are stored as at least, which all of them are unless one may be zero.
+        const u32 least = zero ? 0 : LEAST_CODE;
         u32 to_m[EACH * M::BITS / 32], to_v[EACH * V::BITS / 32];
         UNROLL for (int q = 0; q < EACH / 4; q++) {
             u32 c[4];

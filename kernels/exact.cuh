@@ -1,8 +1,8 @@
 // Square roots and quotients for element rules: those of the language, and the same values by a sequence without a branch.
 //
 // `Written` divides and takes roots as IEEE 754 has it. `Seeded` refines what the hardware approximates, so that many elements are
-// under way at once, and says where that may not be the same: within a range that `covers` and `doubt` state, results are the
-// correctly rounded ones for any seed within the errors below but where an operand has one of four significands. Whether the seeds
+// under way at once, and says where that may not be the same: where `covers` and `doubt` allow it and the result is not NaN, it is the
+// correctly rounded one for any seed within the errors below but where an operand has one of four significands. Whether the seeds
 // of a device do for those, too, `seeds_hold` asks once (prepare.cu). Checked for every significand and every seed in
 // src/cuda/host_tests.rs.
 #pragma once
@@ -42,7 +42,7 @@ FN float inverse_from(float b, float seed) { return fmaf(seed, fmaf(-b, seed, 1.
 FN float quotient_from(float a, float b, float seed) {
     const float inverse = inverse_from(b, seed);
     const float quotient = a * inverse;
-    return fmaf(-fmaf(b, quotient, -a), inverse, quotient);
+    return fmaf(fmaf(b, quotient, -a), -inverse, quotient);
 }
 
 // What rules take roots and divide with: sqrt(x) * factor + addend, rounded twice, and a / b, where b is such a sum.
@@ -51,8 +51,8 @@ struct Written {
     FN_METHOD float quotient(float a, float b) { return a / b; }
 };
 
-// The same where `covers` says so and nothing asked was in `doubt`, and else, or for x that is negative, 2^64 or more, or NaN,
-// anything; a quotient that overflows may be NaN.
+// The same where `covers` says so and nothing asked was in `doubt`. NaN, for which whoever asks looks, where x is negative, 2^64 or more,
+// or NaN, and where a quotient overflows on the way.
 struct Seeded {
     float smallest = 0x1p127f; // of the numerators' magnitudes
     float inverses = 0;        // the sum of 1 / x placed, for all x

@@ -1,7 +1,7 @@
 // Many tensors in one launch: what stays while the set of tensors does (Item), what every step makes anew on the device (Record),
 // and what a caller changes between steps (Clock and hyper-parameters).
 //
-// A launch has a block for each tile of all its items, which finds the item that the tile is of. Nothing here is read by the host
+// A launch has a block, or a warp for several, for the tiles of all its items, which finds the item that a tile is of. Nothing here is read by the host
 // within a step, so that a captured graph replays with new randomness, ages and learning rates.
 #pragma once
 #include "memory.cuh"
@@ -87,6 +87,15 @@ struct Launch {
     u64 step;
     u32 states, unused;
 };
+
+static_assert(sizeof(Launch) == 872, "src/cuda/plan.rs");
+#ifndef __CUDACC__
+static_assert(__builtin_offsetof(Launch, seeded) == 52 && __builtin_offsetof(Launch, record) == 56 && __builtin_offsetof(Launch, scalars) == 312 &&
+                  __builtin_offsetof(Launch, seed_states) == 832 && __builtin_offsetof(Launch, clock) == 840 &&
+                  __builtin_offsetof(Launch, ages) == 848 && __builtin_offsetof(Launch, step) == 856 &&
+                  __builtin_offsetof(Launch, states) == 864,
+              "src/cuda/plan.rs");
+#endif
 
 // Copies words of a record that lies in shared memory to registers, four at a time, whenever it is asked: the compiler would keep
 // them in registers for good, and be short of those.

@@ -66,7 +66,8 @@ template <class R> FN bool see_words(Seen &seen, const u32 (&old)[R::COUNT][2], 
     return true;
 }
 
-// One quad: four elements whose draws are the words of one group. False, and nothing new, where a value may be NaN.
+// One quad: four elements whose draws are the words of one group. False, and nothing new, where a value may be NaN, or where it may not
+// be what is written.
 template <class R, class P, class G, class M, class SP, class SM, bool METER>
 FN bool quad(const Record &s, bool seeded, u32 group, u32 (&p)[P::bytes], const u32 (&g)[G::bytes], u32 (&m)[R::COUNT][M::bytes], Seen &seen) {
     const typename R::Scalars scalars = scalars_of<R>(s);

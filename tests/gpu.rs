@@ -835,6 +835,8 @@ fn moments_in_blocks_step_alike() {
         let run =
             Run { n: 1 << 24, steps: 2, formats, states: r, parameters: r, weight_decay: 0.1, offset: 0, wild: false };
         steps::<bf16, bf16>(&gpu, run);
+        // More tiles than there are warps, each of which takes several.
+        steps::<bf16, bf16>(&gpu, Run { n: (1 << 25) + 513, ..run });
     }
 }
 

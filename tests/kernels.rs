@@ -159,14 +159,18 @@ fn written(entry: &str, counts: &Counts) -> Counts {
             let each = [rule.fused, rule.divisions, rule.divisions];
             [each.map(|each| each * elements), [0, 3 * rule.states, 0]]
         }
-        // Elements at once, of which the parameter alone is looked at; and one by one, states first for the scales of blocks, then
-        // everything.
+        // Elements at once, of which the parameter alone is looked at, by seeds and, after the states, as written; and one by one, states
+        // first for the scales of blocks, then everything.
         ["blocks", parameters, ..] => {
             let (rule, elements) = (rule("adamw"), if parameters == "f32" { 8 } else { 16 });
             // Whether a root was that of 0; or, in a format without zero, what is stored below code 1.
             let zero = 1;
-            let fused = elements * (rule.fused + 1 + OF_SEEDS[0] + OF_SEEDS[1] + zero) + rule.of_states + rule.fused;
-            [[fused, rule.divisions, rule.divisions], none]
+            let by_seeds = rule.fused + 1 + OF_SEEDS[0] + OF_SEEDS[1] + zero;
+            // The compiler sees that the states are the same, and with f32 parameters the decay.
+            let same = rule.of_states + usize::from(parameters == "f32");
+            let each = by_seeds + rule.fused + 1 - same;
+            let fused = elements * each + rule.of_states + rule.fused;
+            [[fused, (elements + 1) * rule.divisions, (elements + 1) * rule.divisions], none]
         }
         // Elements at once, each with those that look for NaN, and one by one.
         [name, parameters, ..] => {

@@ -588,9 +588,12 @@ const FAMILIES: [fn(f32, usize) -> f32; 5] = [
 fn blocks_with_seeds_and_without() {
     fn of<T: Value>(gpu: &Gpu, states: States, rounding: Rounding) {
         let config = AdamWConfig { lr: 0.1, weight_decay: 0.1, ..AdamWConfig::default() };
+        // On a GPU, too, more tiles than warps, of which some go on from one tensor to the next.
+        let real = std::env::var_os("HALFULP_REQUIRE_GPU").is_some();
+        let lengths: &[usize] = if real { &[700, 0, 400_000, 300_000] } else { &[700, 0, 9000] };
         for (number, family) in FAMILIES.into_iter().enumerate() {
-            let mut both = Both::<T, T>::new(gpu, 0, &[700, 0, 9000], 1);
-            let mut plain = Both::<T, T>::new(gpu, 0, &[700, 0, 9000], 1);
+            let mut both = Both::<T, T>::new(gpu, 0, lengths, 1);
+            let mut plain = Both::<T, T>::new(gpu, 0, lengths, 1);
             let mut host = optim::AdamW::new(config, states, rounding).unwrap();
             let mut device = cuda::AdamW::new(gpu, config, states, rounding).unwrap();
             let mut device_without = cuda::AdamW::new(gpu, config, states, rounding).unwrap().without_seeds();
@@ -613,7 +616,7 @@ fn blocks_with_seeds_and_without() {
                 plain.same(gpu, &format!("without seeds: {name}"));
                 for device in [&device, &device_without] {
                     let back = device.to_host().unwrap();
-                    assert!((0..3).all(|id| same_states(&back, &host, id)), "{name}");
+                    assert!(both.ids.iter().all(|&id| same_states(&back, &host, id)), "{name}");
                 }
             }
         }

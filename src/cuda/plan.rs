@@ -570,7 +570,7 @@ impl Tables {
                 self.items.push(item);
                 tile += piece.len.div_ceil(kernel.tile);
                 chunk += if options.norms { piece.len.div_ceil(CHUNK) } else { 0 };
-                // As many blocks as a grid has.
+                // As many blocks as a grid has, or warps.
                 const MOST_TILES: u64 = i32::MAX as u64;
                 if tile > MOST_TILES || u64::from(self.chunks) + chunk > MOST_TILES {
                     let (expected, got) = (MOST_TILES * kernel.tile, tile * kernel.tile);
@@ -742,5 +742,19 @@ mod tests {
             (size_of::<Item>(), size_of::<Record>(), size_of::<Clock>(), size_of::<DeviceCounts>()),
             (128, 256, 48, 80)
         );
+        use core::mem::offset_of;
+        let of_launch = offset_of!(ManyArguments, direct);
+        let offsets = [
+            offset_of!(Direct, seeded),
+            offset_of!(Direct, record),
+            offset_of!(Direct, scalars),
+            offset_of!(Direct, seed_states),
+            offset_of!(Direct, clock),
+            offset_of!(Direct, ages),
+            offset_of!(Direct, step),
+            offset_of!(Direct, states),
+        ];
+        assert_eq!(offsets.map(|at| of_launch + at), [52, 56, 312, 832, 840, 848, 856, 864]);
+        assert_eq!(size_of::<ManyArguments>(), 872);
     }
 }

@@ -113,8 +113,9 @@ pub struct StepProgress {
 /// [`optim`].
 ///
 /// A step over any number of tensors is a launch for each combination of types and formats among them, on the stream of the [`Gpu`],
-/// after one that prepares them, which a single tensor and a few small ones do without; it does not wait, and gives no report of blocks
-/// that hold a NaN. Tables of the list of tensors stay on the device and are made anew when the list differs from that of the last step,
+/// after one that prepares them, which a single tensor and a few small ones may do without; it does not wait, and gives no report of
+/// blocks that hold a NaN. The first optimizer of a [`Gpu`] waits for earlier work once: it asks the device how good its approximations
+/// are. Tables of the list of tensors stay on the device and are made anew when the list differs from that of the last step,
 /// and then only. Step and ages, learning rates and other hyper-parameters, loss
 /// scale, clip coefficient and seeds are on the device, too, so that a CUDA graph of a step, captured once, replays with all of them as
 /// they are by then: [`set_config`](Self::set_config) and [`set_control`](Self::set_control) enqueue their change. The list
@@ -166,6 +167,8 @@ const MOST_PREPARING: u64 = 128;
 /// Elements up to which steps of a list are not prepared. On an H200 to prepare one takes 4.4 us; that each block makes its own keys
 /// takes some hundredths of the step.
 const SMALL: u64 = 1 << 23;
+/// And items, whose ages one block sees to.
+const FEW: usize = 2048;
 
 /// Lists of tensors whose steps are pending.
 const MOST_PENDING: usize = 64;
@@ -879,7 +882,7 @@ impl<R: Rule> Optimizer<R> {
         let list: Vec<_> = list.iter().map(|listed| listed.memory).collect();
         let elements = list.iter().fold(0u64, |all, memory| all.saturating_add(memory.n));
         Ok(Planned {
-            small: elements <= SMALL,
+            small: elements <= SMALL && tables.items.len() <= FEW,
             tensors: Arc::new(Tensors { list, slots }),
             generation: self.generation,
             records: self.gpu.zeroed(tables.items.len())?,
