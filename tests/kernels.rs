@@ -166,10 +166,10 @@ fn written(entry: &str, counts: &Counts) -> Counts {
             // Whether a root was that of 0; or, in a format without zero, what is stored below code 1.
             let zero = 1;
             let by_seeds = rule.fused + 1 + OF_SEEDS[0] + OF_SEEDS[1] + zero;
-            // The compiler sees that the states are the same, and with f32 parameters the decay.
-            let same = rule.of_states + usize::from(parameters == "f32");
-            let each = by_seeds + rule.fused + 1 - same;
-            let fused = elements * each + rule.of_states + rule.fused;
+            // The compiler sees that the states are the same, and often the decay.
+            let fused = |same: usize| elements * (by_seeds + rule.fused + 1 - same) + rule.of_states + rule.fused;
+            let sees_decay = counts[0][0] == fused(rule.of_states + 1);
+            let fused = fused(rule.of_states + usize::from(sees_decay));
             [[fused, (elements + 1) * rule.divisions, (elements + 1) * rule.divisions], none]
         }
         // Elements at once, each with those that look for NaN, and one by one.
