@@ -34,18 +34,6 @@ template <int N> FN void store(void *to, const u32 *w) {
         }
     }
 }
-// From global to shared memory, 16 or 8 bytes, in the background; what a thread has begun since the last group is a group, and it may
-// wait for all but its last few.
-template <int BYTES> FN void begin_copy(void *to, const void *from) {
-    const u32 shared = (u32)__cvta_generic_to_shared(to);
-    if (BYTES == 16) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(shared), "l"(from) : "memory");
-    } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" :: "r"(shared), "l"(from) : "memory");
-    }
-}
-FN void group_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int GROUPS> FN void await_all_but() { asm volatile("cp.async.wait_group %0;" :: "n"(GROUPS) : "memory"); }
 // Into the L2 cache.
 FN void prefetch(const void *at) { asm volatile("prefetch.global.L2 [%0];" :: "l"(at)); }
 // The two as one word, `low` in its lower half.
@@ -85,15 +73,6 @@ template <int N> FN void store(void *to, const u32 *w) {
         }
     }
 }
-template <int BYTES> FN void begin_copy(void *to, const void *from) {
-    if (BYTES == 16) {
-        *(uint4 *)to = *(const uint4 *)from;
-    } else {
-        *(uint2 *)to = *(const uint2 *)from;
-    }
-}
-FN void group_copies() {}
-template <int GROUPS> FN void await_all_but() {}
 FN void prefetch(const void *) {}
 FN u32 bf16_pair(float low, float high) {
     const u32 codes[2] = {code_bf16<NearestEven>(0x7F80, bits_of(low), 0), code_bf16<NearestEven>(0x7F80, bits_of(high), 0)};
