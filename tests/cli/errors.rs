@@ -251,13 +251,15 @@ fn a_full_disk() {
 fn interrupted() {
     let directory = TempDir::new().unwrap();
     let path = directory.path();
-    // Half a gigabyte of zeros that take no room.
-    let elements = 1usize << 26;
-    write(&path.join("in"), &[("w", "F64", &[elements], vec![])], Value::Null, 0);
-    let header = text(&fs::read(path.join("in")).unwrap()[8..]).replace("[0,0]", &format!("[0,{}]", elements * 8));
-    fs::write(path.join("in"), [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat()).unwrap();
-    let file = fs::OpenOptions::new().write(true).open(path.join("in")).unwrap();
-    file.set_len((8 + header.len() + elements * 8) as u64).unwrap();
+    // Zeros that take no room: of four gigabytes, so that a signal comes before the end on a busy machine, too.
+    let zeros = |elements: usize| {
+        write(&path.join("in"), &[("w", "F64", &[elements], vec![])], Value::Null, 0);
+        let header = text(&fs::read(path.join("in")).unwrap()[8..]).replace("[0,0]", &format!("[0,{}]", elements * 8));
+        fs::write(path.join("in"), [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat()).unwrap();
+        let file = fs::OpenOptions::new().write(true).open(path.join("in")).unwrap();
+        file.set_len((8 + header.len() + elements * 8) as u64).unwrap();
+    };
+    zeros(1 << 29);
     fs::write(path.join("out"), "precious").unwrap();
 
     let names = || fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -279,6 +281,7 @@ fn interrupted() {
         assert_eq!(names().count(), 2, "{signal}");
         assert_eq!(fs::read(path.join("out")).unwrap(), b"precious");
     }
+    zeros(1 << 26);
     let output = signalled("-HUP", &format!("trap '' HUP; {script}"));
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert_eq!(names().count(), 2);
