@@ -3,7 +3,6 @@
 #include "blocks.cuh"
 #include "many.cuh"
 
-
 struct AnyLaunch {
     Launch launch;
     u32 p_type, g_type; // 0: f32, 1: BF16, 2: FP16

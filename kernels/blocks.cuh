@@ -42,19 +42,6 @@ template <class T> FN u32 scale_code(u32 amax) {
 // 2^k of k + 127 from -22 to 254: subnormal from 0 down; 0 below.
 FN float power_of_two(int exponent) { return float_of(exponent > 0 ? (u32)exponent << 23 : bit(22 + exponent)); }
 
-// What decoding multiplies by, twice: the second factor is 1 but for the scales of blocks beyond 2^BIAS max.
-struct Unit {
-    float first, second;
-};
-template <class T> FN Unit unit(u32 scale) {
-    int exponent = (int)scale + 127 - T::BIAS;
-    int beyond = exponent > 254 ? exponent - 254 : 0;
-    Unit u = {power_of_two(exponent - beyond), power_of_two(127 + beyond)};
-    // A NaN makes all NaN.
-    u.second = scale == NAN_SCALE ? float_of(CANONICAL_NAN) : u.second;
-    return u;
-}
-
 // Code i of a word, as the f32 of its exponent and fraction.
 template <class T> FN float placed(u32 word, int i) {
     u32 bits;
@@ -69,9 +56,6 @@ template <class T> FN float placed(u32 word, int i) {
     return float_of(T::ZERO || bits > T::ONE / 2 ? bits : T::ONE / 2);
 }
 
-// The value of code i of a word.
-template <class T> FN float decode(u32 word, int i, Unit u) { return placed<T>(word, i) * u.first * u.second; }
-
 // Blocks less than BIAS beyond the scale 1 are near: one factor, a normal number as its inverse is, takes codes to values, and its
 // inverse takes values to codes.
 template <class T> FN bool is_near(u32 scale) { return scale < 127u + T::BIAS; }
@@ -82,7 +66,6 @@ template <class T> FN Near near_unit(u32 scale) {
     Near n = {float_of((127u + T::BIAS - scale) << 23), float_of((scale + 127u - T::BIAS) << 23)};
     return n;
 }
-template <class T> FN float decode_near(u32 word, int i, Near n) { return placed<T>(word, i) * n.decode; }
 
 // Below code 1 of a format without zero a ulp is half as long, and begins at code 0; what lies below that is code 0. f32 has a
 // subnormal number for each multiple of its ulp there, and above the double of x less one is x at least.
@@ -122,15 +105,6 @@ template <class T, class D> FN u32 code_near(float x, Near n, u32 noise) {
 }
 #define LEAST_CODE (1u << 24)
 
-// The same, for the scales of all blocks that are not NaN.
-template <class T, class D, bool SECOND> FN u32 code_far(float x, u32 scale, u32 draw) {
-    const Target unscaled = {T::P, 23 - T::P, 128 - T::BIAS, T::MAX, T::MAX, T::BITS - 1, !T::SIGNED, 0,
-                             T::ZERO ? 0 : (u32)(128 - T::BIAS - T::P) << 23, T::MAX, 0, 0, 0};
-    // Exact, but for what is too far below the smallest value to be rounded up.
-    u32 result = code<D>(unscaled, bits_of(x * power_of_two(254 - (int)scale)), draw);
-    return SECOND && T::ZERO && x > 0.0f && result == 0 ? 1 : result;
-}
-
 // Four codes from the highest bytes of words, the first lowest.
 template <class T> FN u32 four_codes(const u32 (&c)[4]) {
     const u32 bytes = byte_perm(byte_perm(c[0], c[1], 0x73), byte_perm(c[2], c[3], 0x73), 0x5410);
@@ -151,7 +125,7 @@ struct Moment {
     Wide wide;
 };
 
-// The same for any; and, where MIXED, for f32 scales. First, the value of a code.
+// For any scale; and, where MIXED, for f32 scales. First, the value of a code.
 template <bool MIXED> FN float any_value(const Moment &m, u32 scale, u32 code) {
     u32 sign = m.target.is_unsigned ? 0 : code >> m.target.sign_shift;
     u32 bits = (code & ~(sign << m.target.sign_shift)) << (23 - m.fraction_bits);

@@ -13,9 +13,8 @@
 //   4, n, codes (n)                                     widened from BF16, then from FP16
 //   5, element, decision, second, block, n, (bits, draw) n times
 //                                                       moments in blocks: of each whole block, the code of its scale; if
-//                                                       that is not NaN, whether it is near; then, word by word, the codes
-//                                                       by `code_near` if it is and by `code_far`, and of each of these the
-//                                                       value by `decode_near` if it is and by `decode`
+//                                                       that is not NaN, whether it is near; if it is, word by word, the codes
+//                                                       and the value of each
 //   6, n, f32 bits (n), n at most 4096                  the sum of squares of a chunk, in two words
 //   7, clip rule (3 f64), n, sums (n f64)               the clip factor of each
 //   8, decision, width, encoder (18), global, block, n, (bits, draw) n times, n a multiple of 8
@@ -129,12 +128,11 @@ template <class T, class D, bool SECOND> static void blocks() {
         const u32 scale = scale_code<T>(amax);
         out.push_back(scale);
         if (scale == NAN_SCALE) continue;
-        const bool near = is_near<T>(scale);
-        const Near n = near_unit<T>(near ? scale : 127);
-        const Unit u = unit<T>(scale);
-        out.push_back(near);
+        out.push_back(is_near<T>(scale));
+        if (!is_near<T>(scale)) continue;
+        const Near n = near_unit<T>(scale);
         for (size_t i = 0; i < block; i += each) {
-            u32 by_near = 0, by_far = 0;
+            u32 codes = 0;
             for (size_t j = 0; j < each; j += 4) {
                 u32 c[4];
                 for (size_t k = 0; k < 4; k++) {
@@ -143,16 +141,11 @@ template <class T, class D, bool SECOND> static void blocks() {
                     const Word w = {draw << 16 * (k % 2), draw << 16 * (k % 2)};
                     const u32 least = SECOND && T::ZERO && x > 0 ? LEAST_CODE : 0;
                     c[k] = std::max(code_near<T, D>(x, n, Carried<D>::noise(w, k)), least);
-                    by_far |= code_far<T, D, SECOND>(x, scale, draw) << T::BITS * (j + k);
                 }
-                by_near |= four_codes<T>(c) << T::BITS * j;
+                codes |= four_codes<T>(c) << T::BITS * j;
             }
-            out.push_back(near ? by_near : by_far);
-            out.push_back(by_far);
-            for (size_t j = 0; j < each; j++) {
-                out.push_back(bits_of(near ? decode_near<T>(by_far, j, n) : decode<T>(by_far, j, u)));
-                out.push_back(bits_of(decode<T>(by_far, j, u)));
-            }
+            out.push_back(codes);
+            for (size_t j = 0; j < each; j++) out.push_back(bits_of(placed<T>(codes, j) * n.decode));
         }
     }
 }
@@ -196,38 +189,31 @@ template <class D> static void encode_to(u32 width) {
 }
 
 // What is asked of a rule.
-template <class R> struct Steps {
-    static void answer() {
-        struct Given { u32 words[14]; }; Given scalars = read<Given>();
-        typename R::Scalars s;
-        std::memcpy(&s, &scalars, sizeof s);
-        for (u32 n = next(); n > 0; n--) {
-            float p = read<float>(), g = read<float>(), given[3] = {read<float>(), read<float>(), read<float>()};
-            float x[R::COUNT];
-            std::copy_n(given, R::COUNT, x);
-            Written written;
-            out.push_back(canonical(R::step(written, s, p, g, x)));
-            for (int k = 0; k < 3; k++) out.push_back(k < R::COUNT ? canonical(x[k]) : 0);
-        }
+template <class R, class A, class F> static void steps(F answer) {
+    struct Given { u32 words[14]; }; Given scalars = read<Given>();
+    typename R::Scalars s;
+    std::memcpy(&s, &scalars, sizeof s);
+    for (u32 n = next(); n > 0; n--) {
+        float p = read<float>(), g = read<float>(), given[3] = {read<float>(), read<float>(), read<float>()};
+        float x[R::COUNT];
+        std::copy_n(given, R::COUNT, x);
+        A arithmetic;
+        const float now = R::step(arithmetic, s, p, g, x);
+        answer(arithmetic, s, now);
+        out.push_back(canonical(now));
+        for (int k = 0; k < 3; k++) out.push_back(k < R::COUNT ? canonical(x[k]) : 0);
     }
+}
+template <class R> struct Steps {
+    static void answer() { steps<R, Written>([](const Written &, const typename R::Scalars &, float) {}); }
 };
 template <class R> struct SeededSteps {
     static void answer() {
-        struct Given { u32 words[14]; }; Given scalars = read<Given>();
-        typename R::Scalars s;
-        std::memcpy(&s, &scalars, sizeof s);
-        for (u32 n = next(); n > 0; n--) {
-            float p = read<float>(), g = read<float>(), given[3] = {read<float>(), read<float>(), read<float>()};
-            float x[R::COUNT];
-            for (int k = 0; k < R::COUNT; k++) x[k] = given[k];
-            Seeded seeded;
-            const float now = R::step(seeded, s, p, g, x);
+        steps<R, Seeded>([](const Seeded &seeded, const typename R::Scalars &s, float now) {
             // Of one element a zero is no doubt.
             const bool fair = seeded.smallest == 0 || !seeded.doubt();
             out.push_back(R::seeded(s) && now - now == 0 && fair);
-            out.push_back(bits_of(now));
-            for (int k = 0; k < 3; k++) out.push_back(k < R::COUNT ? bits_of(x[k]) : 0);
-        }
+        });
     }
 };
 template <class R> struct Scalings {

@@ -1,5 +1,6 @@
 //! Optimizers on device memory.
 
+mod ages;
 mod list;
 #[cfg(feature = "stall")]
 mod stalls;
@@ -14,6 +15,7 @@ use core::convert::Infallible;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::OnceLock;
 
+use ages::Ages;
 pub use list::{DeviceParameter, DeviceParameters, StepMemory};
 use list::{Listed, raw};
 
@@ -43,8 +45,6 @@ struct State {
     first: u64,
     /// Where its ages and counts are.
     slot: u32,
-    /// The parameter group that it was last stepped in.
-    group: usize,
 }
 
 /// A list of tensors with the tables that steps over it go by: [`Optimizer::plan_raw`].
@@ -75,15 +75,6 @@ struct Planned {
 struct Tensors {
     list: Vec<StepMemory>,
     slots: Vec<u32>,
-}
-
-/// Steps of a list that are not in the ages yet. No tensor is in two of these.
-#[derive(Debug)]
-struct Pending {
-    tensors: Arc<Tensors>,
-    steps: u64,
-    /// What ages all of its tensors have, without these steps, if they have the same.
-    ages: Option<[u64; MOST]>,
 }
 
 /// What captured graphs hold the addresses of.
@@ -136,7 +127,6 @@ pub struct Optimizer<R: Rule> {
     /// By slot and state; more than there are tensors.
     ages: DeviceVec<u64>,
     counts: DeviceVec<DeviceCounts>,
-    slots: u32,
     /// Of every group.
     hyper: DeviceVec<f64>,
     meter: bool,
@@ -148,11 +138,8 @@ pub struct Optimizer<R: Rule> {
     known: Option<StepProgress>,
     /// Steps that the host has left out, which the device does not count.
     left_out: u64,
-    /// Ages by slot, as far as the host knows them, and steps of a plan that are to be added.
-    host_ages: Vec<[u64; MOST]>,
-    pending: Vec<Pending>,
-    /// By slot, which of them it is in, counted from 1; 0: in none.
-    pending_of: Vec<u32>,
+    /// Ages as the host knows them, and groups.
+    host_ages: Ages,
     plan: Option<Arc<Planned>>,
     /// Tensors of the last step that was enqueued.
     last: Arc<Tensors>,
@@ -169,9 +156,6 @@ const MOST_PREPARING: u64 = 128;
 const SMALL: u64 = 1 << 23;
 /// And items, whose ages one block sees to.
 const FEW: usize = 2048;
-
-/// Lists of tensors whose steps are pending.
-const MOST_PENDING: usize = 64;
 
 /// Slots of the first table of ages.
 const FIRST_SLOTS: usize = 256;
@@ -206,7 +190,6 @@ impl<R: Rule> Optimizer<R> {
             control,
             ages: gpu.zeroed(FIRST_SLOTS * MOST)?,
             counts: gpu.zeroed(FIRST_SLOTS * COPIES)?,
-            slots: 0,
             hyper: gpu.upload(&words)?,
             meter: false,
             generation: new_generation(),
@@ -214,9 +197,7 @@ impl<R: Rule> Optimizer<R> {
             seeded: seeds_hold(gpu)?,
             known: Some(StepProgress { executed: 0, skipped: 0 }),
             left_out: 0,
-            host_ages: Vec::new(),
-            pending: Vec::new(),
-            pending_of: Vec::new(),
+            host_ages: Ages::new(R::STATES.len()),
             plan: None,
             last: Arc::default(),
             captured: false,
@@ -415,7 +396,7 @@ impl<R: Rule> Optimizer<R> {
     pub fn age(&self, id: u64) -> Result<u64, CudaError> {
         let Some(state) = self.tensors.get(&id) else { return Ok(0) };
         let ages = match self.known {
-            Some(_) => self.age_on_host(state.slot),
+            Some(_) => self.host_ages.of(state.slot),
             None => ages_of(&self.gpu.download(&self.ages)?, state.slot),
         };
         Ok(ages[..R::STATES.len()].iter().copied().min().unwrap_or(0))
@@ -449,14 +430,13 @@ impl<R: Rule> Optimizer<R> {
     /// [`CudaError::Unsupported`] while a graph is captured, [`CudaError::Driver`].
     pub fn reset(&mut self, id: u64, moments: ResetMoments) -> Result<bool, CudaError> {
         self.not_captured("reset")?;
-        self.settle();
         let Some(state) = self.tensors.get_mut(&id) else { return Ok(false) };
         let formats = state.formats;
         for (s, (kind, memory)) in R::STATES.iter().zip(&mut state.states).enumerate() {
             if moments == ResetMoments::All || kind.role == Role::SecondMoment {
                 empty(&self.gpu, formats[s], state.n as usize, memory)?;
                 self.gpu.zero(&mut self.ages, state.slot as usize * MOST + s, 1)?;
-                self.host_ages[state.slot as usize][s] = 0;
+                self.host_ages.reset(state.slot, s);
             }
         }
         Ok(true)
@@ -502,7 +482,7 @@ impl<R: Rule> Optimizer<R> {
         host.meter = self.meter;
         host.step = self.steps()?;
         let ages = self.gpu.download(&self.ages)?;
-        let groups = self.pending_groups();
+        let groups = self.host_ages.groups();
         for (&id, state) in &self.tensors {
             let states = self.stored(id)?.unwrap_or_default();
             let state = TensorState {
@@ -512,7 +492,7 @@ impl<R: Rule> Optimizer<R> {
                 rest: self.rest(id)?,
                 n: state.n as usize,
                 first: state.first,
-                group: groups.get(&id).copied().unwrap_or(state.group),
+                group: groups[state.slot as usize],
             };
             host.tensors.insert(id, state);
         }
@@ -538,8 +518,8 @@ impl<R: Rule> Optimizer<R> {
         optimizer.room(host.tensors.len())?;
         let mut ages = gpu.download(&optimizer.ages)?;
         for (&id, state) in &host.tensors {
-            let slot = optimizer.slots;
-            optimizer.slots += 1;
+            let slot = optimizer.host_ages.slots();
+            optimizer.host_ages.push(state.ages, state.group);
             ages[slot as usize * MOST..][..MOST].copy_from_slice(&state.ages);
             let state = State {
                 name: state.name.clone(),
@@ -549,9 +529,7 @@ impl<R: Rule> Optimizer<R> {
                 n: state.n as u64,
                 first: state.first,
                 slot,
-                group: state.group,
             };
-            optimizer.host_ages.push(ages_of(&ages, slot));
             optimizer.tensors.insert(id, state);
         }
         gpu.upload_into(&ages, &mut optimizer.ages)?;
@@ -818,21 +796,20 @@ impl<R: Rule> Optimizer<R> {
             });
             let states = states.collect::<Result<Vec<_>, CudaError>>()?;
             let rest = if settings.remainder { Some(self.gpu.zeroed(n)?) } else { None };
-            let (name, first, slot, group) = (tensor.name(), tensor.first(), 0, memory.group);
-            made.push((tensor.id, State { name, states, formats, rest, n: memory.n, first, slot, group }));
+            let (name, first, slot) = (tensor.name(), tensor.first(), 0);
+            made.push((memory.group, tensor.id, State { name, states, formats, rest, n: memory.n, first, slot }));
         }
         self.room(made.len())?;
-        for (id, state) in made {
-            self.tensors.insert(id, State { slot: self.slots, ..state });
-            self.host_ages.push([0; MOST]);
-            self.slots += 1;
+        for (group, id, state) in made {
+            self.tensors.insert(id, State { slot: self.host_ages.slots(), ..state });
+            self.host_ages.push([0; MOST], group);
         }
         Ok(())
     }
 
     /// Makes room for the ages and counts of so many tensors more.
     fn room(&mut self, more: usize) -> Result<(), CudaError> {
-        let needed = self.slots as usize + more;
+        let needed = self.host_ages.slots() as usize + more;
         if needed * MOST <= self.ages.len() {
             return Ok(());
         }
@@ -956,57 +933,9 @@ impl<R: Rule> Optimizer<R> {
         let stands = u64::from(stands);
         self.known =
             known.map(|known| StepProgress { executed: known.executed + 1 - stands, skipped: known.skipped + stands });
-        self.pending(&plan.tensors).steps += 1 - stands;
+        self.host_ages.steps_of(&plan.tensors).steps += 1 - stands;
         self.last = plan.tensors.clone();
         Ok(())
-    }
-
-    /// Where steps of these tensors are remembered until somebody asks for ages: by the list, so that no step takes the time of all its
-    /// tensors.
-    fn pending(&mut self, tensors: &Arc<Tensors>) -> &mut Pending {
-        let known = self.pending.iter().position(|pending| Arc::ptr_eq(&pending.tensors, tensors));
-        let at = known.unwrap_or_else(|| {
-            self.pending_of.resize(self.host_ages.len(), 0);
-            let free = tensors.slots.iter().all(|&slot| self.pending_of[slot as usize] == 0);
-            if !free || self.pending.len() >= MOST_PENDING {
-                self.settle();
-            }
-            let at = self.pending.len();
-            let first = tensors.slots.first().map(|&slot| self.host_ages[slot as usize]);
-            let same = first.filter(|first| tensors.slots.iter().all(|&slot| self.host_ages[slot as usize] == *first));
-            tensors.slots.iter().for_each(|&slot| self.pending_of[slot as usize] = at as u32 + 1);
-            self.pending.push(Pending { tensors: tensors.clone(), steps: 0, ages: same });
-            at
-        });
-        &mut self.pending[at]
-    }
-
-    /// Adds the steps that are pending to the ages, and notes the groups in which they were.
-    fn settle(&mut self) {
-        for Pending { tensors, steps, .. } in core::mem::take(&mut self.pending) {
-            for &slot in &tensors.slots {
-                self.pending_of[slot as usize] = 0;
-                self.host_ages[slot as usize] = later::<R>(self.host_ages[slot as usize], steps);
-            }
-            for memory in &tensors.list {
-                if let Some(state) = self.tensors.get_mut(&memory.id) {
-                    state.group = memory.group;
-                }
-            }
-        }
-    }
-
-    /// The groups in which tensors were last stepped, where that is pending.
-    fn pending_groups(&self) -> BTreeMap<u64, usize> {
-        let all = self.pending.iter().flat_map(|pending| &pending.tensors.list);
-        all.map(|memory| (memory.id, memory.group)).collect()
-    }
-
-    /// The ages of a slot, with what is pending.
-    fn age_on_host(&self, slot: u32) -> [u64; MOST] {
-        let at = self.pending_of.get(slot as usize).copied().unwrap_or(0);
-        let steps = (at as usize).checked_sub(1).map_or(0, |at| self.pending[at].steps);
-        later::<R>(self.host_ages[slot as usize], steps)
     }
 
     /// What the launches of a step are told, where the host knows all that it goes by.
@@ -1019,10 +948,8 @@ impl<R: Rule> Optimizer<R> {
             return None;
         }
         let (step, control) = (known.executed + 1, self.control);
-        let pending = self.pending(&plan.tensors);
-        let ages = later::<R>(pending.ages?, pending.steps + 1);
         // Scalars of states that there are not are those of an age of 1, as the device makes them.
-        let ages = ages.map(|age| age.max(1));
+        let ages = self.host_ages.next_of(&plan.tensors)?.map(|age| age.max(1));
         let of = |group: &ParameterGroup<R>| scalars(&group.config.scalars(ages, &control), group.config.skips_zeros());
         let seed = |rounding| if let Rounding::Stochastic { seed } = rounding { seed } else { 0 };
         let [seed_parameters, seed_states] = [self.parameters, self.rounding].map(seed);
@@ -1161,11 +1088,6 @@ unsafe fn enqueue<A: cudarc::driver::DeviceRepr>(
     let n = u64::from(blocks) * u64::from(threads);
     // SAFETY: promised by the caller.
     unsafe { launch(gpu, module, kernel, n, Shape { threads, each: 1 }, arguments) }
-}
-
-/// Ages after so many steps more; 0 for states that there are not.
-fn later<R: Rule>(ages: [u64; MOST], steps: u64) -> [u64; MOST] {
-    from_fn(|s| if s < R::STATES.len() { ages[s].saturating_add(steps) } else { 0 })
 }
 
 /// Whether a step is left out for a norm that is not finite.

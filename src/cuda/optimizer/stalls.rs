@@ -51,10 +51,10 @@ impl<R: Rule> Optimizer<R> {
         let mut report = Vec::new();
         let mut last: Vec<u64> = self.last.list.iter().map(|memory| memory.id).collect();
         last.sort_unstable();
-        let groups = self.pending_groups();
+        let groups = self.host_ages.groups();
         for id in last {
             let Some(state) = self.tensors.get(&id) else { continue };
-            let group = groups.get(&id).copied().unwrap_or(state.group);
+            let group = groups[state.slot as usize];
             let of_states = self.counts_of(&counts, id).into_iter().zip(ages_of(&ages, state.slot)).enumerate();
             for (s, (counts, age)) in of_states {
                 report.push(optim::StateStalls::new::<R>(
