@@ -16,177 +16,232 @@
 
 #define THREADS 128
 
-// How four parameters of type P are stored in words.
+// How four parameters of type P are stored in words, and whether all that were are finite, for which `seen` is 0 before.
 template <class P, class D> struct Parameters;
 template <class D> struct Parameters<F32, D> {
     static const bool draws = false;
-    FN_MEMBER void put(u32 *w, const float *x, const Word &) {
-        UNROLL for (int i = 0; i < 4; i++) w[i] = bits_of(x[i]);
+    FN_MEMBER void put(u32 *w, const float *x, const Word &, u32 &seen) {
+        UNROLL for (int i = 0; i < 4; i++) {
+            w[i] = bits_of(x[i]);
+            seen = bits_of(fmaf(x[i], 0.0f, float_of(seen)));
+        }
     }
+    FN_MEMBER bool finite(u32 seen) { return float_of(seen) == 0.0f; }
 };
 template <> struct Parameters<BF16, NearestEven> {
     static const bool draws = false;
-    FN_MEMBER void put(u32 *w, const float *x, const Word &) {
-        UNROLL for (int i = 0; i < 2; i++) w[i] = bf16_pair(x[2 * i], x[2 * i + 1]);
+    FN_MEMBER void put(u32 *w, const float *x, const Word &, u32 &seen) {
+        UNROLL for (int i = 0; i < 2; i++) {
+            w[i] = bf16_pair(x[2 * i], x[2 * i + 1]);
+            seen = times_zero(w[i], seen);
+        }
     }
+    FN_MEMBER bool finite(u32 seen) { return (seen & 0x7FFF7FFF) == 0; }
 };
-template <> struct Parameters<BF16, Draws16> {
+template <> struct Parameters<BF16, Draws16> : Parameters<F32, Draws16> {
     static const bool draws = true;
-    FN_MEMBER void put(u32 *w, const float *x, const Word &draws) {
+    FN_MEMBER void put(u32 *w, const float *x, const Word &draws, u32 &seen) {
         u32 sum[4];
-        UNROLL for (int i = 0; i < 4; i++) sum[i] = bits_of(x[i]) + draw16(draws, i);
+        Parameters<F32, Draws16>::put(sum, x, draws, seen);
+        UNROLL for (int i = 0; i < 4; i++) sum[i] += draw16(draws, i);
         UNROLL for (int i = 0; i < 2; i++) w[i] = __byte_perm(sum[2 * i], sum[2 * i + 1], 0x7632);
     }
 };
 
-// Four codes of a quad as a word, or half of one.
-template <class T, int EACH> FN void put_codes(u32 (&w)[EACH * T::BITS / 32], int quad, const u32 (&c)[4]) {
-    const u32 codes = four_codes<T>(c);
-    if (T::BITS == 8) {
-        w[quad] = codes;
-    } else {
-        w[quad / 2] = quad % 2 == 0 ? codes : w[quad / 2] | codes << 16;
+// Codes of a moment from a thread's first group on.
+template <class T, class D, int EACH> FN void encode(u32 (&codes)[EACH * T::BITS / 32], const float (&x)[EACH], Near n, const Keys &keys, u32 group, u32 middle) {
+    const int per = 32 / T::BITS;
+    UNROLL for (int i = 0; i < EACH / per; i++) {
+        u32 c[per];
+        UNROLL for (int q = 0; q < per / 4; q++) {
+            Word w = {0, 0};
+            if (D::bits) w = word(keys, group + i * (per / 4) + q);
+            UNROLL for (int j = 0; j < 4; j++)
+                c[4 * q + j] = code_near<T, D>(x[i * per + 4 * q + j], n, Carried<D>::noise(w, j, middle));
+        }
+        codes[i] = packed<T>(c);
     }
 }
 
-// Four codes of a moment.
-template <class T, class D> FN void encode(u32 (&c)[4], const float *x, Near n, const Keys &keys, u32 group) {
-    Word w = {0, 0};
-    if (D::bits) w = word(keys, group);
-    UNROLL for (int j = 0; j < 4; j++) c[j] = code_near<T, D>(x[j], n, Carried<D>::noise(w, j));
-}
-
-// The tiles of a warp.
-template <class P, class DP, class G, class M, class V, class D, int EACH> struct Tiles {
-    static const u32 TILE = WARP * EACH, NONE = 0xFFFFFFFFu;
+// The tiles of a warp, or its only one.
+template <class P, class DP, class G, class M, class V, class D, int EACH, bool MANY> struct Tiles {
+    static const u32 TILE = WARP * EACH;
+    static const int LOG_EACH = EACH == 16 ? 4 : 3;
+    static_assert(1 << LOG_EACH == EACH, "elements of a thread");
 
     const AnyLaunch &a;
     Taken *taken; // of the tile that is worked on and of the one that is coming
     u32 slot;     // which of them is that of the latter
-    u32 item;     // and the number of its item
-    // What is coming: where in its item, whether it is to be done all at once, and then what a thread has of it.
-    u64 start;
-    bool whole;
+    u32 before, tiles, whole_tiles; // of its item: tiles before it, its own, and those that can be done all at once
+    // What is coming: which tile of its item, and then what a thread has of it.
+    u32 tile;
     u32 p[EACH * P::bytes / 4], g[EACH * G::bytes / 4], m[EACH * M::BITS / 32], v[EACH * V::BITS / 32];
     u32 scale_m, scale_v;
 
-    FN_METHOD Tiles(const AnyLaunch &a, Taken *taken) : a(a), taken(taken), slot(0), item(NONE) {}
+    // What a thread makes of it: parameters, rounded, and moments, not; the largest magnitudes of those, of second moments as bits,
+    // whose order is that of values, as nothing is negative, with NaN above all.
+    struct Made {
+        u32 p[EACH * P::bytes / 4];
+        float m[EACH], v[EACH];
+        float most_m;
+        u32 least_v, most_v;
+        bool finite; // whether all of it is: where a moment is not, neither is the parameter
+    };
 
-    // Begins to load tile t.
+    FN_METHOD Tiles(const AnyLaunch &a, Taken *taken) : a(a), taken(taken), slot(0), before(0), tiles(0) {}
+
+    // Of an item.
+    FN_MEMBER u32 whole_tiles_of(const Item &it) { return it.flags & VECTOR ? (u32)(it.n / TILE) : 0; }
+    FN_METHOD bool whole() const { return tile < whole_tiles; }
+    // The only tile, made anew from what is in shared memory rather than kept.
+    FN_METHOD u32 only_tile() const { return (blockIdx.x - word_in(taken->item.tile)) * (THREADS / WARP) + threadIdx.x / WARP; }
+    // The thread's elements, of its item, in units of EACH.
+    FN_METHOD u32 place(u32 tile) const { return tile * WARP + threadIdx.x % WARP; }
+    FN_METHOD u32 place() const { return place(MANY ? tile : only_tile()); }
+    // The first group of those elements.
+    FN_METHOD u32 group(const Item &it, u32 place) const { return word_in(it.group) + place * (EACH / 4); }
+
+    // Begins to load tile t of all.
     FN_METHOD void load_tile(u32 t) {
-        const bool many = a.launch.count > 1;
-        if (item == NONE || (many && t - a.launch.items[item].tile >= a.launch.items[item].tiles)) {
-            item = many ? item_of(a.launch.first, a.launch.count, t) : 0;
+        tile = t - before;
+        if (tile >= tiles) {
+            const u32 item = item_of(a.launch, t);
             slot ^= 1;
             take_by_warp(taken[slot], a.launch, item);
+            const Item &it = taken[slot].item;
+            before = it.tile, tiles = it.tiles, whole_tiles = whole_tiles_of(it);
+            tile = t - before;
         }
-        const Item &it = taken[slot].item;
-        start = (u64)(t - word_in(it.tile)) * TILE;
-        whole = (word_in(it.flags) & VECTOR) && double_word_in(it.n) >= start + TILE;
-        if (whole) load_from(it);
+        if (whole()) load_from(taken[slot].item, place());
     }
 
-    FN_METHOD void load_from(const Item &it) {
-        const u64 at = start + threadIdx.x % WARP * EACH, b = at >> a.log_run;
+    FN_METHOD void load_from(const Item &it, u32 place) {
+        const u64 at = place;
+        const u32 b = place >> (a.log_run - LOG_EACH);
         scale_m = ((const u8 *)it.scales[0])[b], scale_v = ((const u8 *)it.scales[1])[b];
-        load<EACH * M::BITS / 32>(m, (const char *)it.states[0] + at * M::BITS / 8);
-        load<EACH * V::BITS / 32>(v, (const char *)it.states[1] + at * V::BITS / 8);
-        load<EACH * P::bytes / 4>(p, (const char *)it.p + at * P::bytes);
-        load<EACH * G::bytes / 4>(g, (const char *)it.g + at * G::bytes);
+        load<EACH * M::BITS / 32>(m, (const char *)it.states[0] + at * (EACH * M::BITS / 8));
+        load<EACH * V::BITS / 32>(v, (const char *)it.states[1] + at * (EACH * V::BITS / 8));
+        load<EACH * P::bytes / 4>(p, (const char *)it.p + at * (EACH * P::bytes));
+        load<EACH * G::bytes / 4>(g, (const char *)it.g + at * (EACH * G::bytes));
     }
 
-    // New values of what a thread has, unrounded, and the parameters, rounded; the largest magnitudes of the moments, of second moments
-    // as bits, whose order is that of values, as nothing is negative, with NaN above all. Not 0 if one of them is NaN or infinite.
-    template <class A>
-    FN_METHOD float values(A &arithmetic, const AdamW::Scalars &s, const Record &record, u32 group, u32 (&to_p)[EACH * P::bytes / 4],
-                           float (&new_m)[EACH], float (&new_v)[EACH], float &amax_m, u32 &amax_v) {
+    // ONE: the two factors of a gradient are one.
+    template <bool ONE, class A> FN_METHOD void make(Made &made, A &arithmetic, const Taken &of) {
+        const AdamW::Scalars s = scalars_of<AdamW>(of.record);
         // Powers of two times the betas, so that decoding and decay are one multiplication.
         const float decay_m = s.beta1 * near_unit<M>(scale_m).decode, decay_v = s.beta2 * near_unit<V>(scale_v).decode;
+        const float factor = AdamW::factor(s);
         const int per_m = 32 / M::BITS, per_v = 32 / V::BITS;
-        float poison = 0;
-        amax_m = 0, amax_v = 0;
+        u32 seen = 0;
+        made.most_m = 0, made.least_v = 0xFFFFFFFF, made.most_v = 0;
         UNROLL for (int q = 0; q < EACH / 4; q++) {
-            float new_p[4];
+            float now[4];
             UNROLL for (int j = 0; j < 4; j++) {
                 const int i = 4 * q + j;
                 float x[2] = {placed<M>(m[i / per_m], i % per_m) * decay_m, placed<V>(v[i / per_v], i % per_v) * decay_v};
-                new_p[j] = AdamW::decayed(arithmetic, s, float_of(P::widen(element<P>(p, i))), float_of(G::widen(element<G>(g, i))), x);
-                new_m[i] = x[0], new_v[i] = x[1];
-                // Where a moment is one of the two, so is the parameter.
-                poison = fmaf(new_p[j], 0.0f, poison);
-                amax_m = fmaxf(amax_m, fabsf(x[0]));
-                const u32 bits_v = bits_of(x[1]);
-                amax_v = amax_v > bits_v ? amax_v : bits_v;
+                float gradient = float_of(G::widen(element<G>(g, i)));
+                gradient = ONE ? gradient * factor : AdamW::scaled(s, gradient);
+                now[j] = AdamW::decayed(arithmetic, s, float_of(P::widen(element<P>(p, i))), gradient, x);
+                made.m[i] = x[0], made.v[i] = x[1];
+                made.most_m = fmaxf(made.most_m, fabsf(x[0]));
+            }
+            // Two at a time: an H200 compares three numbers at once.
+            UNROLL for (int j = 4 * q; j < 4 * q + 4; j += 2) {
+                const u32 one = bits_of(made.v[j]), other = bits_of(made.v[j + 1]);
+                made.most_v = larger(made.most_v, larger(one, other));
+                if (V::ZERO) made.least_v = smaller(made.least_v, smaller(one, other));
             }
             Word w = {0, 0};
-            if (Parameters<P, DP>::draws) w = word(keys_of(record, 0), group + q);
-            Parameters<P, DP>::put(to_p + q * P::bytes, new_p, w);
+            if (Parameters<P, DP>::draws) w = word(keys_of(of.record, 0), group(of.item, place()) + q);
+            Parameters<P, DP>::put(made.p + q * P::bytes, now, w, seen);
         }
-        return poison;
+        made.finite = Parameters<P, DP>::finite(seen);
+    }
+
+    // Whether all is what IEEE 754 has it.
+    template <bool ANY> FN_METHOD bool sure(const Made &made, const SeededRoots<ANY> &seeded) const {
+        bool sure = made.finite;
+        if (!ANY) sure = sure && made.most_v < bits_of(BEYOND_NORMAL) && (!V::ZERO || made.least_v >= bits_of(LEAST_NORMAL));
+        if (seeded.doubt()) {
+            UNROLL for (int i = 0; i < EACH; i++) sure &= Seeded::fair(made.m[i]);
+        }
+        return sure;
+    }
+
+    // Whether a thread has second moments that are, or are likely to become, too small for SeededNormal.
+    FN_METHOD bool small() const { return V::ZERO ? v[0] == 0 : near_unit<V>(scale_v).decode * float_of(V::ONE / 4) < LEAST_NORMAL; }
+
+    // The largest scale code of a block's threads, of two moments in half a word each.
+    FN_METHOD u32 of_block(u32 scales, u32 lanes) const {
+        if (lanes == 128 / EACH) {
+            UNROLL for (u32 other = 64 / EACH; other > 0; other /= 2)
+                scales = larger_halves(scales, __shfl_xor_sync(0xFFFFFFFF, scales, other));
+            return scales;
+        }
+        NO_UNROLL for (u32 other = lanes / 2; other > 0; other /= 2)
+            scales = larger_halves(scales, __shfl_xor_sync(0xFFFFFFFF, scales, other));
+        return scales;
     }
 
     // A step of the tile that was coming, while the next one does if there is one. False, and nothing new, where this is not how it
     // is done.
     FN_METHOD bool step(bool more, u32 next) {
-        const u32 lane = threadIdx.x % WARP;
-        const u32 lanes = (1u << a.log_run) / EACH; // to a block
-        const Item &item = taken[slot].item;
-        const Record &record = taken[slot].record;
-        const u64 at = start + lane * EACH;
-        const AdamW::Scalars s = scalars_of<AdamW>(record);
-        const u32 group = word_in(item.group) + (u32)(at / 4);
+        const u32 lanes = 1u << (a.log_run - LOG_EACH); // to a block
+        const Taken &of = taken[slot];
+        const Item &item = of.item;
         bool near = is_near<M>(scale_m) && is_near<V>(scale_v);
-        Seeded arithmetic;
-        u32 to_p[EACH * P::bytes / 4], amax_v;
-        float new_m[EACH], new_v[EACH], amax_m;
-        float poison = values(arithmetic, s, record, group, to_p, new_m, new_v, amax_m, amax_v);
-        bool sure = poison == 0 && a.launch.seeded && AdamW::seeded(s);
-        if (arithmetic.doubt()) {
-            UNROLL for (int i = 0; i < EACH; i++) sure &= Seeded::fair(new_m[i]);
+        Made made;
+        bool sure = false;
+        const AdamW::Scalars s = scalars_of<AdamW>(of.record);
+        const bool seeded = a.launch.seeded && AdamW::seeded(s);
+        const bool normal = seeded && AdamW::one_factor(s) && __all_sync(0xFFFFFFFF, !small());
+        if (normal) {
+            SeededNormal arithmetic;
+            make<true>(made, arithmetic, of);
+            sure = this->sure(made, arithmetic);
         }
-        bool zero = arithmetic.rooted_zero();
+        // What was loaded is not kept for what is rare.
+        if (near && seeded && !sure) {
+            if (normal) load_from(item, place());
+            Seeded arithmetic;
+            make<false>(made, arithmetic, of);
+            sure = this->sure(made, arithmetic);
+        }
         if (near && !sure) {
-            Written written;
-            poison = values(written, s, record, group, to_p, new_m, new_v, amax_m, amax_v);
-            zero = true;
+            load_from(item, place());
+            Written arithmetic;
+            make<false>(made, arithmetic, of);
         }
+        const u32 of_many = place();
         if (more) load_tile(next);
-        near = near && poison == 0;
+        near = near && made.finite;
         // Of scale codes, as of magnitudes, the largest is that of the block.
-        u32 scales = scale_code<M>(bits_of(amax_m)) | scale_code<V>(amax_v) << 16;
-        NO_UNROLL for (u32 other = lanes / 2; other > 0; other /= 2)
-            scales = __vmaxu2(scales, __shfl_xor_sync(0xFFFFFFFF, scales, other));
+        const u32 scales = of_block(scale_code<M>(bits_of(made.most_m)) | scale_code<V>(made.most_v) << 16, lanes);
         const u32 to_scale_m = scales & 0xFFFF, to_scale_v = scales >> 16;
         near = near && is_near<M>(to_scale_m) && is_near<V>(to_scale_v);
         // All of a warp or nothing: nobody writes before all have read.
         if (!__all_sync(0xFFFFFFFF, near)) return false;
+        const u32 at = MANY ? of_many : place(), group = this->group(item, at), middle = word_in(of.middle);
         const Near near_m = near_unit<M>(to_scale_m), near_v = near_unit<V>(to_scale_v);
-        const Keys keys_m = keys_of(record, 1), keys_v = keys_of(record, 2);
-        // What second moments above zero are stored as at least, which all of them are unless one may be zero.
-        const u32 least = zero ? 0 : LEAST_CODE;
         u32 to_m[EACH * M::BITS / 32], to_v[EACH * V::BITS / 32];
-        UNROLL for (int q = 0; q < EACH / 4; q++) {
-            u32 c[4];
-            encode<M, D>(c, new_m + q * 4, near_m, keys_m, group + q);
-            put_codes<M, EACH>(to_m, q, c);
-            encode<V, D>(c, new_v + q * 4, near_v, keys_v, group + q);
-            if (V::ZERO) {
-                UNROLL for (int j = 0; j < 4; j++) c[j] = c[j] > least ? c[j] : least;
-            }
-            put_codes<V, EACH>(to_v, q, c);
-        }
-        if (V::ZERO && least == 0) {
-            UNROLL for (int i = 0; i < EACH; i++) {
-                const int per_v = 32 / V::BITS, place = i % per_v * V::BITS;
-                const u32 code = to_v[i / per_v] >> place & ((1u << V::BITS) - 1);
-                if (code == 0 && new_v[i] > 0.0f) to_v[i / per_v] |= 1u << place;
+        encode<M, D, EACH>(to_m, made.m, near_m, keys_of(of.record, 1), group, middle);
+        encode<V, D, EACH>(to_v, made.v, near_v, keys_of(of.record, 2), group, middle);
+        // Where none of a thread's second moments lies below code 1, none has code 0.
+        if (V::ZERO && bits_of(product_down(float_of(made.least_v), near_v.encode)) < V::ONE) {
+            static_assert(!V::ZERO || V::BITS == 8, "codes to a word");
+            if (made.least_v > 0) {
+                UNROLL for (int i = 0; i < EACH * V::BITS / 32; i++) to_v[i] = above_zero(to_v[i]);
+            } else {
+                UNROLL for (int i = 0; i < EACH; i++) {
+                    if (made.v[i] > 0.0f && (to_v[i / 4] >> i % 4 * 8 & 0xFF) == 0) to_v[i / 4] |= 1u << i % 4 * 8;
+                }
             }
         }
-        store<EACH * P::bytes / 4>((char *)pointer_in(item.p) + at * P::bytes, to_p);
-        store<EACH * M::BITS / 32>((char *)pointer_in(item.states[0]) + at * M::BITS / 8, to_m);
-        store<EACH * V::BITS / 32>((char *)pointer_in(item.states[1]) + at * V::BITS / 8, to_v);
-        if ((lane & (lanes - 1)) == 0) {
-            const u64 b = at >> a.log_run;
+        store<EACH * P::bytes / 4>((char *)pointer_in(item.p) + at * (u64)(EACH * P::bytes), made.p);
+        store<EACH * M::BITS / 32>((char *)pointer_in(item.states[0]) + at * (u64)(EACH * M::BITS / 8), to_m);
+        store<EACH * V::BITS / 32>((char *)pointer_in(item.states[1]) + at * (u64)(EACH * V::BITS / 8), to_v);
+        if ((at & (lanes - 1)) == 0) {
+            const u32 b = at >> (a.log_run - LOG_EACH);
             ((u8 *)pointer_in(item.scales[0]))[b] = (u8)to_scale_m;
             ((u8 *)pointer_in(item.scales[1]))[b] = (u8)to_scale_v;
         }
@@ -195,28 +250,30 @@ template <class P, class DP, class G, class M, class V, class D, int EACH> struc
 
     // One tile of a warp, its block's tiles being of one item.
     FN_METHOD void once() {
-        const u32 block = blockIdx.x, at_item = item_ahead(a.launch, block, taken[0]);
+        const u32 at_item = item_ahead(a.launch, blockIdx.x);
         const Item &there = a.launch.items[at_item];
-        start = ((u64)(block - there.tile) * (THREADS / WARP) + threadIdx.x / WARP) * TILE;
-        whole = (there.flags & VECTOR) && there.n >= start + TILE;
-        if (whole) load_from(there);
-        const u64 far = start + (u64)a.launch.ahead * (THREADS / WARP * TILE);
-        if (a.launch.ahead && (there.flags & VECTOR) && there.n >= far + TILE) {
-            const u64 at = far + threadIdx.x % WARP * EACH;
-            prefetch((const char *)there.p + at * P::bytes);
-            prefetch((const char *)there.g + at * G::bytes);
-            if (threadIdx.x % 2 == 0 || M::BITS * EACH > 64) prefetch((const char *)there.states[0] + at * M::BITS / 8);
-            if (threadIdx.x % 2 == 0 || V::BITS * EACH > 64) prefetch((const char *)there.states[1] + at * V::BITS / 8);
+        const u32 tile = (blockIdx.x - there.tile) * (THREADS / WARP) + threadIdx.x / WARP, whole_tiles = whole_tiles_of(there);
+        const bool whole = tile < whole_tiles;
+        if (whole) load_from(there, place(tile));
+        const u32 far = tile + a.launch.ahead * (THREADS / WARP);
+        if (a.launch.ahead && far < whole_tiles) {
+            const u64 at = place(far);
+            prefetch((const char *)there.p + at * (EACH * P::bytes));
+            prefetch((const char *)there.g + at * (EACH * G::bytes));
+            if (threadIdx.x % 2 == 0 || M::BITS * EACH > 64) prefetch((const char *)there.states[0] + at * (EACH * M::BITS / 8));
+            if (threadIdx.x % 2 == 0 || V::BITS * EACH > 64) prefetch((const char *)there.states[1] + at * (EACH * V::BITS / 8));
         }
         take(taken[0], a.launch, at_item);
         if (taken[0].record.stands) return;
-        if (!whole || !step(false, 0)) one_by_one(taken[0], start);
+        if (!whole || !step(false, 0)) one_by_one(taken[0], only_tile());
     }
 
     // The blocks of a tile.
-    FN_METHOD void one_by_one(const Taken &of, u64 from) {
-        const u64 n = of.item.n, to = from + TILE < n ? from + TILE : n;
-        NO_UNROLL for (u64 i = from; i < to; i += 1u << a.log_run) one_block(a, of.record, of.item, i, threadIdx.x % WARP);
+    FN_METHOD void one_by_one(const Taken &of, u32 tile) {
+        NO_UNROLL for (u32 at = 0; at < TILE; at += 1u << a.log_run) {
+            const u64 i = (u64)tile * TILE + at;
+            if (i < double_word_in(of.item.n)) one_block(a, of.record, of.item, i, threadIdx.x % WARP);
+        }
     }
 
     // The tiles of a warp, one after another, all warps side by side.
@@ -229,15 +286,15 @@ template <class P, class DP, class G, class M, class V, class D, int EACH> struc
         if (taken[slot].record.stands) return;
         NO_UNROLL while (t < a.tiles) {
             const Taken &of = taken[slot];
-            const u64 from = start;
+            const u32 now = tile;
             bool done = false;
             t += by;
-            if (whole) {
+            if (whole()) {
                 done = step(t < a.tiles, t);
             } else if (t < a.tiles) {
                 load_tile(t);
             }
-            if (!done) one_by_one(of, from);
+            if (!done) one_by_one(of, now);
         }
     }
 };
@@ -248,10 +305,10 @@ template <class P, class DP, class G, class M, class V, class D, int EACH> struc
         const __grid_constant__ AnyLaunch a) {                                                                         \
         if constexpr (P::bytes == 4) {                                                                                 \
             __shared__ Taken taken;                                                                                    \
-            Tiles<P, DP, G, M, V, D, 8>(a, &taken).once();                                                             \
+            Tiles<P, DP, G, M, V, D, 8, false>(a, &taken).once();                                                             \
         } else {                                                                                                       \
             __shared__ Taken taken[THREADS / WARP][2];                                                                 \
-            Tiles<P, DP, G, M, V, D, 16>(a, taken[threadIdx.x / WARP]).run();                                          \
+            Tiles<P, DP, G, M, V, D, 16, true>(a, taken[threadIdx.x / WARP]).run();                                          \
         }                                                                                                              \
     }
 

@@ -79,15 +79,15 @@ template <class T> FN float folded(float x) {
 // above the code is zero.
 template <class D> struct Carried;
 template <> struct Carried<Draws16> {
-    // Where a word's draw belongs, and below it the middle of what it leaves open.
-    FN_MEMBER u32 noise(const Word &w, int i) { return byte_perm(i & 2 ? w.x1 : w.x0, 0x80, i & 1 ? 0x5324 : 0x5104); }
+    // Where a word's draw belongs, and below it MIDDLE.
+    FN_MEMBER u32 noise(const Word &w, int i, u32 middle) { return byte_perm(i & 2 ? w.x1 : w.x0, middle, i & 1 ? 0x5324 : 0x5104); }
     template <class T> FN_MEMBER u32 bits(float x, Near n, u32 noise) {
         // Cut off toward zero, the product lies in the same of the 2^17 parts of a ulp: 23 - P bits are more than 17.
         return (bits_of(folded<T>(product_down(fabsf(x), n.encode))) << (1 + T::P)) + noise;
     }
 };
 template <> struct Carried<NearestEven> {
-    FN_MEMBER u32 noise(const Word &, int) { return 0; }
+    FN_MEMBER u32 noise(const Word &, int, u32) { return 0; }
     template <class T> FN_MEMBER u32 bits(float x, Near n, u32) {
         // What is cut off is told by an odd last bit.
         float y = product_down(fabsf(x), n.encode);
@@ -96,22 +96,32 @@ template <> struct Carried<NearestEven> {
     }
 };
 
-// The code of x in the highest byte, with anything below it. A second moment is not negative, and `least` keeps above zero what is.
+// The magnitude's code of x in the highest byte, with anything below it, and in its highest bit the sign.
 template <class T, class D> FN u32 code_near(float x, Near n, u32 noise) {
     u32 bits = Carried<D>::template bits<T>(x, n, noise);
     // No carry reaches the sign: |x| is at most the largest value.
-    if (T::SIGNED) bits |= (bits_of(x) & 0x80000000u) >> (8 - T::BITS);
+    if (T::SIGNED) bits |= bits_of(x) & 0x80000000u;
     return bits;
 }
-#define LEAST_CODE (1u << 24)
 
-// Four codes from the highest bytes of words, the first lowest.
-template <class T> FN u32 four_codes(const u32 (&c)[4]) {
-    const u32 bytes = byte_perm(byte_perm(c[0], c[1], 0x73), byte_perm(c[2], c[3], 0x73), 0x5410);
-    if (T::BITS == 8) return bytes;
-    const u32 pairs = bytes | bytes >> 4;
-    return byte_perm(pairs, 0, 0x4420);
+// A word of codes from the highest bytes of words, the first lowest.
+template <int STRIDE> FN u32 highest_bytes(const u32 *c) {
+    return byte_perm(byte_perm(c[0], c[STRIDE], 0x73), byte_perm(c[2 * STRIDE], c[3 * STRIDE], 0x73), 0x5410);
 }
+FN u32 select(u32 a, u32 b, u32 bits_of_a) { return (a & bits_of_a) | (b & ~bits_of_a); }
+template <class T> FN u32 packed(const u32 (&c)[32 / T::BITS]) {
+    if constexpr (T::BITS == 8) {
+        return highest_bytes<1>(c);
+    } else {
+        const u32 even = highest_bytes<2>(c), odd = highest_bytes<2>(c + 1);
+        if (!T::SIGNED) return even + (odd << 4);
+        // Signs of even codes go down to their nibble, magnitudes of odd ones up.
+        return select(select(even >> 4, even, 0x08080808), select(odd << 4, odd, 0x70707070), 0x0F0F0F0F);
+    }
+}
+
+// Codes of second moments above zero, 8 bits each, with 1 for every 0: a borrow reaches nothing but a 1.
+FN u32 above_zero(u32 codes) { return codes | ((codes - 0x01010101u) & ~codes & 0x80808080u) >> 7; }
 
 // How a moment is stored, for code that takes any format.
 struct Moment {

@@ -67,3 +67,6 @@ FN float product_down(float a, float b) {
     return std::fabs((double)near) > std::fabs(exact) ? float_of(bits_of(near) - 1) : near;
 }
 #endif
+
+FN u32 larger(u32 a, u32 b) { return a > b ? a : b; }
+FN u32 smaller(u32 a, u32 b) { return a < b ? a : b; }

@@ -51,31 +51,32 @@ struct Written {
     FN_METHOD float quotient(float a, float b) { return a / b; }
 };
 
-// The same where `covers` says so and nothing asked was in `doubt`. NaN, for which whoever asks looks, where x is negative, 2^64 or more,
-// or NaN, and where a quotient overflows on the way.
-struct Seeded {
+// The same where `covers` says so and nothing asked was in `doubt`. NaN, for which whoever asks looks, where a quotient overflows on the
+// way, and where a root is asked of what it is not for: with ANY that is x that is negative, 2^64 or more, or NaN; without it, which
+// takes less, x must lie from 2^-100 to 2^64, which is for the caller to see to.
+template <bool ANY> struct SeededRoots {
     float smallest = 0x1p127f; // of the numerators' magnitudes
-    float inverses = 0;        // the sum of 1 / x placed, for all x
 
     FN_MEMBER bool covers(float factor, float addend) { return factor <= 0x1p10f && addend >= 0x1p-60f && addend <= 0x1p40f; }
     // Numerators from 2^-75 up, or 0: divisors are at most 2^43, so that quotients are normal numbers and remainders exact.
     FN_MEMBER bool fair(float a) { return a == 0 || fabsf(a) >= 0x1p-75f; }
     // Whether a numerator may not be fair: it is not, or it is 0.
     FN_METHOD bool doubt() const { return !(smallest >= 0x1p-75f); }
-    // Whether an x was 0.
-    FN_METHOD bool rooted_zero() const { return inverses >= 0x1p120f; }
 
     FN_METHOD float root_scaled(float x, float factor, float addend) {
         // Subnormals become normal, and zero a number that the addend does not feel. What is added is nothing to others.
-        const float placed = fmaf(x, 0x1p64f, 0x1p-126f), seed = inverse_root_seed(placed);
-        inverses = fmaf(seed, seed, inverses);
-        return fmaf(root_from(placed, seed), factor * 0x1p-32f, addend);
+        const float placed = ANY ? fmaf(x, 0x1p64f, 0x1p-126f) : x;
+        return fmaf(root_from(placed, inverse_root_seed(placed)), ANY ? factor * 0x1p-32f : factor, addend);
     }
     FN_METHOD float quotient(float a, float b) {
         smallest = fminf(smallest, fabsf(a));
         return quotient_from(a, b, inverse_seed(b));
     }
 };
+typedef SeededRoots<true> Seeded;
+typedef SeededRoots<false> SeededNormal;
+#define LEAST_NORMAL 0x1p-100f
+#define BEYOND_NORMAL 0x1p64f
 
 // Whether the seeds of this device do for the significands that not every seed does for, with any exponent: of sqrt(x) two, and of
 // 1 / b two. i counts from 0 to 2^10.
@@ -83,6 +84,6 @@ FN bool seed_holds(u32 i) {
     const u32 exponent = i / 4 << 23;
     if (exponent == 0 || exponent >= 255u << 23) return true;
     const float x = float_of(exponent | (i % 2 ? 0x7C114Au : 0x6E9372u)), b = float_of(exponent | (i % 2 ? 0x7FFFFDu : 0x7FFFFFu));
-    if (i % 4 < 2) return exponent < 40u << 23 || root_from(x, inverse_root_seed(x)) == sqrtf(x);
+    if (i % 4 < 2) return exponent < 27u << 23 || root_from(x, inverse_root_seed(x)) == sqrtf(x);
     return exponent < 60u << 23 || exponent > 180u << 23 || inverse_from(b, inverse_seed(b)) == 1.0f / b;
 }

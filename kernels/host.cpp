@@ -132,17 +132,21 @@ template <class T, class D, bool SECOND> static void blocks() {
         if (!is_near<T>(scale)) continue;
         const Near n = near_unit<T>(scale);
         for (size_t i = 0; i < block; i += each) {
-            u32 codes = 0;
-            for (size_t j = 0; j < each; j += 4) {
-                u32 c[4];
-                for (size_t k = 0; k < 4; k++) {
-                    const float x = float_of(in[first + 2 * (i + j + k)]);
-                    const u32 draw = in[first + 2 * (i + j + k) + 1];
-                    const Word w = {draw << 16 * (k % 2), draw << 16 * (k % 2)};
-                    const u32 least = SECOND && T::ZERO && x > 0 ? LEAST_CODE : 0;
-                    c[k] = std::max(code_near<T, D>(x, n, Carried<D>::noise(w, k)), least);
-                }
-                codes |= four_codes<T>(c) << T::BITS * j;
+            u32 c[32 / T::BITS];
+            bool positive = true;
+            for (size_t j = 0; j < each; j++) {
+                const float x = float_of(in[first + 2 * (i + j)]);
+                const u32 draw = in[first + 2 * (i + j) + 1];
+                const Word w = {draw << 16 * (j % 2), draw << 16 * (j % 2)};
+                c[j] = code_near<T, D>(x, n, Carried<D>::noise(w, j % 4, MIDDLE));
+                positive &= x > 0;
+                if (SECOND && T::ZERO && x > 0 && c[j] >> 24 == 0) c[j] = 1u << 24;
+            }
+            u32 codes = packed<T>(c);
+            if (SECOND && T::ZERO && T::BITS == 8 && positive) {
+                // The same by the word.
+                for (size_t j = 0; j < each; j++) c[j] = c[j] >> 24 == 1 ? 0 : c[j];
+                codes = above_zero(packed<T>(c));
             }
             out.push_back(codes);
             for (size_t j = 0; j < each; j++) out.push_back(bits_of(placed<T>(codes, j) * n.decode));

@@ -5,6 +5,7 @@
 // within a step, so that a captured graph replays with new randomness, ages and learning rates.
 #pragma once
 #include "memory.cuh"
+#include "norm.cuh"
 #include "random.cuh"
 #include "rules.cuh"
 
@@ -68,12 +69,13 @@ static_assert(sizeof(Item) == 128 && sizeof(Record) == 256 && sizeof(Clock) == 4
 
 // What steps are launched with.
 struct Launch {
-    const u32 *first; // tiles before each item
+    const u32 *places; // the item of every 2^place_shift-th tile
     const Item *items;
     const Record *records;
     Counts *counts; // COPIES a slot
     u32 count;      // of items
-    u32 p_draws, s_draws; // whether parameters and states are rounded stochastically, for kernels that take any
+    u32 place_shift;
+    u16 p_draws, s_draws; // whether parameters and states are rounded stochastically, for kernels that take any
     u32 ahead; // tiles, or chunks of norms, by which memory is brought into the cache ahead of its use; 0: not at all
     // Where the host knows step, ages and control, nothing prepares the launch, which brings the device to the same state as if
     // something had: by the record of one item (1), or by what a launch over several makes their records of (2).
@@ -114,7 +116,7 @@ template <int N> FN void from_shared(u32 (&w)[N], const u32 *at) { load<N>(w, at
 struct alignas(16) Taken {
     Record record;
     Item item;
-    u32 number; // of the item
+    u32 middle; // MIDDLE, which a compiler that does not know it keeps in a register: a constant would ask for a move at each use
 };
 
 // Pointers and words of the item, likewise.
@@ -156,34 +158,30 @@ FN Keys keys_of(const Record &r, int role) {
     return keys;
 }
 
-// The last item with no more than `tile` tiles before it: a warp asks 32 at once.
-FN u32 item_of(const u32 *first, u32 count, u32 tile) {
-    u32 low = 0;
-    while (count > 1) {
-        const u32 stride = (count + 31) / 32, at = (threadIdx.x % WARP) * stride;
-        const u32 hits = __popc(__ballot_sync(0xFFFFFFFFu, at < count && first[low + at] <= tile));
-        const u32 past = (hits - 1) * stride;
-        low += past;
-        count = stride < count - past ? stride : count - past;
-    }
-    return low;
+// The item of a tile, of its step or of its norms. Items without a tile come last, so that few steps lead from the place that a table
+// tells to where it is, mostly none.
+struct OfStep {
+    FN_MEMBER bool before(const Item &item, u32 tile) { return tile - item.tile >= item.tiles; }
+};
+struct OfNorms {
+    FN_MEMBER bool before(const Item &item, u32 tile) { return tile - item.norm_tile >= (item.n + CHUNK - 1) / CHUNK; }
+};
+template <class Of = OfStep> FN u32 item_of(const Launch &a, u32 tile) {
+    if (a.count == 1) return 0;
+    u32 item = a.places[tile >> a.place_shift];
+    NO_UNROLL while (Of::before(a.items[item], tile)) item++;
+    return item;
 }
 
-// The item of a tile, which one warp looks for and tells the others; every thread of the block comes here. Now and then it sees to
-// it that the items ahead are in the cache by when they are come to: a step streams through the cache many times over, and all blocks
-// of an item would wait for memory at once.
-FN u32 item_ahead(const Launch &a, u32 tile, Taken &taken) {
-    if (a.count == 1) return 0;
-    if (threadIdx.x < 32) {
-        const u32 item = item_of(a.first, a.count, tile);
-        if (threadIdx.x == 0) taken.number = item;
-        if (tile % 16 == 0) {
-            const u32 next = item + 1 + threadIdx.x / 4, line = threadIdx.x % 4;
-            if (next < a.count && line < 3) prefetch(line == 0 ? (const char *)&a.items[next] : (const char *)&a.records[next] + (line - 1) * 128);
-        }
+// The same for all threads of a block. Now and then it sees to it that the items ahead are in the cache by when they are come to: a step
+// streams through the cache many times over, and all blocks of an item would wait for memory at once.
+template <class Of = OfStep> FN u32 item_ahead(const Launch &a, u32 tile) {
+    const u32 item = item_of<Of>(a, tile);
+    if (threadIdx.x < 32 && tile % 16 == 0) {
+        const u32 next = item + 1 + threadIdx.x / 4, line = threadIdx.x % 4;
+        if (next < a.count && line < 3) prefetch(line == 0 ? (const char *)&a.items[next] : (const char *)&a.records[next] + (line - 1) * 128);
     }
-    __syncthreads();
-    return taken.number;
+    return item;
 }
 
 // The item of a tile that lies ahead, where it is the same item or the next one.
@@ -229,6 +227,7 @@ FN void take(Taken &to, const Launch &a, u32 item) {
     const u32 i = threadIdx.x;
     take_record(to.record, a, item, i, 128, 96);
     if (i >= 64 && i < 64 + 32) ((u32 *)&to.item)[i - 64] = ((const u32 *)&a.items[item])[i - 64];
+    if (i == 0) to.middle = MIDDLE;
     if (a.direct && blockIdx.x == 0) advance(a);
     __syncthreads();
 }
@@ -240,5 +239,6 @@ FN void take_by_warp(Taken &to, const Launch &a, u32 item) {
     __syncwarp();
     take_record(to.record, a, item, lane, WARP, 0);
     ((u32 *)&to.item)[lane] = ((const u32 *)&a.items[item])[lane];
+    if (lane == 0) to.middle = MIDDLE;
     __syncwarp();
 }

@@ -42,6 +42,17 @@ FN u32 bf16_pair(float low, float high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
 }
+// Of each half of the words: the larger one, of numbers below 0x7C00; and, in BF16, x times zero added to `sum`, which is a zero, or NaN.
+FN u32 larger_halves(u32 a, u32 b) {
+    u32 larger;
+    asm("max.f16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    return larger;
+}
+FN u32 times_zero(u32 x, u32 sum) {
+    u32 result;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(x), "r"(0), "r"(sum));
+    return result;
+}
 // Exact, and a NaN stays one.
 FN u32 value_fp16(u32 code) {
     float x;
@@ -77,6 +88,12 @@ FN void prefetch(const void *) {}
 FN u32 bf16_pair(float low, float high) {
     const u32 codes[2] = {code_bf16<NearestEven>(0x7F80, bits_of(low), 0), code_bf16<NearestEven>(0x7F80, bits_of(high), 0)};
     return (low != low ? 0x7FFF : codes[0]) | (high != high ? 0x7FFF : codes[1]) << 16;
+}
+FN u32 of_halves(u32 low, u32 high) { return low | high << 16; }
+FN u32 larger_halves(u32 a, u32 b) { return of_halves(larger(a & 0xFFFF, b & 0xFFFF), larger(a >> 16, b >> 16)); }
+FN u32 times_zero(u32 x, u32 sum) {
+    const bool low = (x & 0x7F80) == 0x7F80, high = (x & 0x7F800000) == 0x7F800000;
+    return sum | of_halves(low ? 0x7FFF : 0, high ? 0x7FFF : 0);
 }
 FN u32 value_fp16(u32 code) { return widen_fp16(code); }
 #endif

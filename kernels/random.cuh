@@ -24,6 +24,9 @@ FN Word word(const Keys &keys, u32 group) {
     return w;
 }
 
+// The middle of what a draw of 16 bits leaves open, where one more byte lies below it.
+#define MIDDLE 0x80u
+
 // Draw `j & 3` of a group's four 16-bit draws.
 FN u32 draw16(const Word &w, u32 j) {
     u32 half = (j & 2) ? w.x1 : w.x0;

@@ -81,9 +81,12 @@ struct AdamW {
     }
     FN_MEMBER float numerator(const Scalars &, const float (&x)[COUNT]) { return x[0]; }
     FN_MEMBER bool seeded(const Scalars &s) { return Seeded::covers(s.root_correction, s.eps); }
-    // From moments that are decayed already: beta1 * m and beta2 * v.
+    FN_MEMBER float scaled(const Scalars &s, float g) { return g * s.gradient_scale * s.clip; }
+    // Where a factor is 1 the other one does.
+    FN_MEMBER bool one_factor(const Scalars &s) { return s.gradient_scale == 1.0f || s.clip == 1.0f; }
+    FN_MEMBER float factor(const Scalars &s) { return s.gradient_scale == 1.0f ? s.clip : s.gradient_scale; }
+    // From a scaled gradient and moments that are decayed already: beta1 * m and beta2 * v.
     template <class A> FN_MEMBER float decayed(A &a, const Scalars &s, float p, float g, float (&x)[COUNT]) {
-        g = g * s.gradient_scale * s.clip;
         x[0] = fmaf(s.one_minus_beta1, g, x[0]);
         x[1] = fmaf(s.one_minus_beta2, g * g, x[1]);
         float d = a.root_scaled(x[1], s.root_correction, s.eps);
@@ -91,7 +94,7 @@ struct AdamW {
     }
     template <class A> FN_MEMBER float step(A &a, const Scalars &s, float p, float g, float (&x)[COUNT]) {
         x[0] *= s.beta1, x[1] *= s.beta2;
-        return decayed(a, s, p, g, x);
+        return decayed(a, s, p, scaled(s, g), x);
     }
 };
 

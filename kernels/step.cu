@@ -136,13 +136,34 @@ FN void single(const Record &s, const Item &item, u64 i, Seen &seen) {
     if (METER) see<R>(seen, g, old, x);
 }
 
-// Adds what the threads of a warp have seen to the counts of a tensor, and waits for nothing.
-template <int COUNT> FN void count(Counts &to, const Seen &seen) {
+// What the warps of a block have counted, and how many have: in the first word of stalled elements, whose halves do not need their
+// highest bits.
+struct Tally {
+    u32 stalled[2];
+};
+#define ARRIVED (1u << 28)
+
+// Adds what the threads of a block have seen to the counts of a tensor, and waits for nothing: the last warp does.
+template <int COUNT> FN void count(Tally &tally, Counts &to, const Seen &seen) {
+    static_assert(THREADS / WARP < 8 && THREADS * 8 < 1 << 12, "a tally outgrows its halves");
     const u32 lane = threadIdx.x % WARP;
-    u32 sums[2] = {0, 0};
-    UNROLL for (int k = 0; k < COUNT; k += 2) sums[k / 2] = __reduce_add_sync(0xFFFFFFFFu, seen.stalled[k / 2]);
-    if (lane < COUNT) {
-        const u32 of = (lane < 2 ? sums[0] : sums[1]) >> 16 * (lane % 2) & 0xFFFF;
+    u32 sums[2] = {__reduce_add_sync(0xFFFFFFFFu, seen.stalled[0]), 0};
+    if (COUNT > 2) sums[1] = __reduce_add_sync(0xFFFFFFFFu, seen.stalled[1]);
+    u32 all[2] = {0, 0};
+    if (lane == 0) {
+        if (COUNT > 2) {
+            atomicAdd(&tally.stalled[1], sums[1]);
+            __threadfence_block();
+        }
+        all[0] = atomicAdd(&tally.stalled[0], sums[0] + ARRIVED) + sums[0];
+        if (COUNT > 2) {
+            __threadfence_block();
+            all[1] = atomicAdd(&tally.stalled[1], 0);
+        }
+    }
+    UNROLL for (int k = 0; k < COUNT; k += 2) all[k / 2] = __shfl_sync(0xFFFFFFFFu, all[k / 2], 0);
+    if (all[0] / ARRIVED == THREADS / WARP - 1 && lane < COUNT) {
+        const u32 of = (lane < 2 ? all[0] : all[1]) >> 16 * (lane % 2) & 0xFFF;
         if (of) atomicAdd(&to.stalled[lane], (u64)of);
     }
     if (!__any_sync(0xFFFFFFFFu, seen.nan[0] || seen.nan[1] || seen.untouched)) return;
@@ -175,10 +196,10 @@ template <class R, class P, class G, class M, int quads> FN void fetch_ahead(con
 }
 
 template <class R, class P, class G, class M, class SP, class SM, bool METER>
-FN void step(const Launch &a, Taken &taken) {
+FN void step(const Launch &a, Taken &taken, Tally &tally) {
     const int quads = P::bytes == 4 ? 1 : 2;
     const int each = THREADS * 4 * quads; // to a block
-    const u32 t = blockIdx.x, at_item = item_ahead(a, t, taken);
+    const u32 t = blockIdx.x, at_item = item_ahead(a, t);
     const Item &there = a.items[at_item];
     const u64 tile = (u64)(t - there.tile) * each, first = tile + threadIdx.x * 4;
     const bool whole = (there.flags & VECTOR) && there.n - tile >= each;
@@ -194,6 +215,7 @@ FN void step(const Launch &a, Taken &taken) {
         if (ahead) fetch_ahead<R, P, G, M, quads>(*ahead, (u64)(t + a.ahead - ahead->tile) * each);
     }
     // In the meantime:
+    if (METER && threadIdx.x < 2) tally.stalled[threadIdx.x] = 0;
     take(taken, a, at_item);
     const Item &item = taken.item;
     Seen seen = {};
@@ -218,8 +240,7 @@ FN void step(const Launch &a, Taken &taken) {
         u64 end = n - at < 4 ? n : at + 4;
         NO_UNROLL for (u64 i = at; i < end; i++) single<R, P, G, M, SP, SM, METER>(record, item, i, seen);
     }
-    const u32 warp = blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
-    if (METER) count<R::COUNT>(a.counts[item.slot * COPIES + warp % COPIES], seen);
+    if (METER) count<R::COUNT>(tally, a.counts[item.slot * COPIES + blockIdx.x % COPIES], seen);
 }
 
 // Blocks to a multiprocessor: 40 registers a thread leave 12, 48 leave 10, 64 leave 8, 80 leave 6, 96 leave 5.
@@ -233,7 +254,8 @@ template <class R, class P, class M, bool METER> struct Blocks {
     extern "C" __global__ void __launch_bounds__(THREADS, Blocks<R, P, M, METER>::OF)                                  \
         name(const __grid_constant__ Launch a) {                                                                       \
         __shared__ Taken taken;                                                                                        \
-        step<R, P, G, M, Stored<P, DP>, Stored<M, DM>, METER>(a, taken);                                               \
+        __shared__ Tally tally;                                                                                        \
+        step<R, P, G, M, Stored<P, DP>, Stored<M, DM>, METER>(a, taken, tally);                                        \
     }
 
 // RULE_<parameters>_<gradients>_<states>, with n (nearest) or s (stochastic) behind what is rounded, and _meter.
@@ -269,7 +291,7 @@ FN float update(A &arithmetic, const typename R::Scalars &scalars, const u32 (&p
 
 template <class R, class P, class G, class M>
 FN void norms(const Norms &a, Taken &taken, double (&warps)[CHUNK_THREADS / 32]) {
-    const u32 at_item = item_ahead(a.launch, blockIdx.x, taken);
+    const u32 at_item = item_ahead<OfNorms>(a.launch, blockIdx.x);
     const Item &item = a.launch.items[at_item];
     const u64 start = (u64)(blockIdx.x - item.norm_tile) * CHUNK;
     const u32 n = item.n - start < CHUNK ? (u32)(item.n - start) : CHUNK;

@@ -100,13 +100,13 @@ fn seeds(kernel: &str) -> [usize; 2] {
     SEEDS.map(|seed| kernel.matches(seed).count())
 }
 
-/// How many they are in the kernel of this name: one of each an element that is taken with others.
+/// How many they are in the kernel of this name: one of each an element that is taken with others, or two.
 fn seeded(entry: &str) -> [usize; 2] {
     let words: Vec<&str> = entry.split('_').collect();
     match words[..] {
         ["ask", "seeds"] => [1; 2],
-        ["blocks", "f32", ..] => [8; 2],
-        ["blocks", ..] => [16; 2],
+        ["blocks", "f32", ..] => [2 * 8; 2],
+        ["blocks", ..] => [2 * 16; 2],
         ["norms", _, "any"] => [0; 2],
         ["norms", ..] => [8; 2],
         [name, parameters, ..]
@@ -159,18 +159,16 @@ fn written(entry: &str, counts: &Counts) -> Counts {
             let each = [rule.fused, rule.divisions, rule.divisions];
             [each.map(|each| each * elements), [0, 3 * rule.states, 0]]
         }
-        // Elements at once, of which the parameter alone is looked at, by seeds and, after the states, as written; and one by one, states
-        // first for the scales of blocks, then everything.
-        ["blocks", parameters, ..] => {
+        // Elements at once, by seeds for what they are mostly, by seeds for anything, and as written, with what looks for NaN in parameters
+        // but where they are looked at in pairs; what is stored below code 1 in a format without zero; and one by one, states first for
+        // the scales of blocks, then everything.
+        ["blocks", parameters, .., v, _] => {
             let (rule, elements) = (rule("adamw"), if parameters == "f32" { 8 } else { 16 });
-            // Whether a root was that of 0; or, in a format without zero, what is stored below code 1.
-            let zero = 1;
-            let by_seeds = rule.fused + 1 + OF_SEEDS[0] + OF_SEEDS[1] + zero;
-            // The compiler sees that the states are the same, and often the decay.
-            let fused = |same: usize| elements * (by_seeds + rule.fused + 1 - same) + rule.of_states + rule.fused;
-            let sees_decay = counts[0][0] == fused(rule.of_states + 1);
-            let fused = fused(rule.of_states + usize::from(sees_decay));
-            [[fused, (elements + 1) * rule.divisions, (elements + 1) * rule.divisions], none]
+            let made = rule.fused + usize::from(parameters != "bf16n");
+            let by_seeds = OF_SEEDS[0] + OF_SEEDS[1];
+            let fused = elements * (3 * made + 2 * by_seeds - 1 + usize::from(v == "ue2m2nz"));
+            let divisions = (elements + 1) * rule.divisions;
+            [[fused + rule.of_states + rule.fused, divisions, divisions], none]
         }
         // Elements at once, each with those that look for NaN, and one by one.
         [name, parameters, ..] => {

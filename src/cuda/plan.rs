@@ -85,13 +85,14 @@ pub(super) struct DeviceCounts {
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct ManyArguments {
-    pub(super) first: u64,
+    pub(super) places: u64,
     pub(super) items: u64,
     pub(super) records: u64,
     pub(super) counts: u64,
     pub(super) count: u32,
-    pub(super) p_draws: u32,
-    pub(super) s_draws: u32,
+    pub(super) place_shift: u32,
+    pub(super) p_draws: u16,
+    pub(super) s_draws: u16,
     pub(super) ahead: u32,
     pub(super) direct: Direct,
 }
@@ -499,8 +500,8 @@ pub(super) struct PlannedLaunch {
     pub(super) kernel: Kernel,
     /// Its items, among those of the plan.
     pub(super) items: core::ops::Range<usize>,
-    /// Where its tiles before each item are in `first`, and behind them its chunks before each item, if there are norms.
-    pub(super) first: usize,
+    /// Where the items of its tiles are, and of its chunks, if there are norms.
+    pub(super) places: [Places; 2],
     pub(super) tiles: u32,
     pub(super) chunks: u32,
     /// Chunks of the plan before those of this launch.
@@ -511,11 +512,21 @@ pub(super) struct PlannedLaunch {
     pub(super) states: [MomentArguments; MOST],
 }
 
+/// Entries of a table that tell the items of tiles: the item of every 2^`shift`-th one, from entry `at` on.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Places {
+    pub(super) at: usize,
+    pub(super) shift: u32,
+}
+
+/// Entries of such a table that fit a cache of a multiprocessor well.
+const MOST_PLACES: u64 = 1 << 14;
+
 /// The launches of a list of tensors, and their tables.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tables {
     pub(super) items: Vec<Item>,
-    pub(super) first: Vec<u32>,
+    pub(super) places: Vec<u32>,
     pub(super) launches: Vec<PlannedLaunch>,
     pub(super) chunks: u32,
 }
@@ -550,8 +561,26 @@ impl Tables {
         Ok(tables)
     }
 
-    fn add(&mut self, options: &Options, Alike { kernel, tensors }: Alike<'_>) -> Result<(), CudaError> {
+    /// The places of items that have so many tiles each, none of them behind the first that has none.
+    fn add_places(&mut self, tiles: &[u64]) -> Places {
+        let all: u64 = tiles.iter().sum();
+        let shift = (0..).find(|shift| all >> shift < MOST_PLACES).unwrap_or_default();
+        let at = self.places.len();
+        let (mut item, mut before) = (0, 0);
+        for tile in (0..all).step_by(1 << shift) {
+            while before + tiles[item] <= tile {
+                before += tiles[item];
+                item += 1;
+            }
+            self.places.push(item as u32);
+        }
+        Places { at, shift }
+    }
+
+    fn add(&mut self, options: &Options, Alike { kernel, mut tensors }: Alike<'_>) -> Result<(), CudaError> {
         let begin = self.items.len();
+        // Items without a tile come last: a kernel that looks for the item of a tile does not come by them.
+        tensors.sort_by_key(|tensor| tensor.n == 0);
         let (mut tiles, mut chunks) = (Vec::new(), Vec::new());
         let [mut tile, mut chunk] = [0u64; 2];
         for tensor in &tensors {
@@ -563,13 +592,15 @@ impl Tables {
                 let mut item = item(options, &kernel, tensor, &piece);
                 let alone = piece.len == tensor.n;
                 item.flags |= if alone { ALONE } else { LEADS * u32::from(p == 0) };
-                item.tiles = piece.len.div_ceil(kernel.tile) as u32;
+                let its_tiles = piece.len.div_ceil(kernel.tile);
+                let its_chunks = if options.norms { piece.len.div_ceil(CHUNK) } else { 0 };
+                item.tiles = its_tiles as u32;
                 (item.tile, item.norm_tile, item.chunk) = (tile as u32, chunk as u32, self.chunks + chunk as u32);
-                tiles.push(item.tile);
-                chunks.push(item.norm_tile);
+                tiles.push(its_tiles);
+                chunks.push(its_chunks);
                 self.items.push(item);
-                tile += piece.len.div_ceil(kernel.tile);
-                chunk += if options.norms { piece.len.div_ceil(CHUNK) } else { 0 };
+                tile += its_tiles;
+                chunk += its_chunks;
                 // As many blocks as a grid has, or warps.
                 const MOST_TILES: u64 = i32::MAX as u64;
                 if tile > MOST_TILES || u64::from(self.chunks) + chunk > MOST_TILES {
@@ -578,15 +609,11 @@ impl Tables {
                 }
             }
         }
-        let first = self.first.len();
-        self.first.extend(tiles);
-        if options.norms {
-            self.first.extend(chunks);
-        }
+        let places = [tiles, chunks].map(|tiles| self.add_places(&tiles));
         let like = tensors[0];
         self.launches.push(PlannedLaunch {
             items: begin..self.items.len(),
-            first,
+            places,
             tiles: tile as u32,
             chunks: chunk as u32,
             chunk: self.chunks,

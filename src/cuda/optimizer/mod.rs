@@ -23,8 +23,8 @@ use super::cast::Source;
 use super::launch::{Shape, aligned, disjoint, launch};
 use super::plan::{
     AnyArguments, AnyNormsArguments, AskSeedsArguments, COPIES, Clock, ControlArguments, DeviceCounts, Direct, HYPER,
-    HyperArguments, Item, MOST_GROUPS, ManyArguments, NormsArguments, Options, PlannedLaunch, PrepareArguments, Record,
-    Resident, Tables, Takes, TrustArguments, scalars, scales_at,
+    HyperArguments, Item, MOST_GROUPS, ManyArguments, NormsArguments, Options, Places, PlannedLaunch, PrepareArguments,
+    Record, Resident, Tables, Takes, TrustArguments, scalars, scales_at,
 };
 use super::{CudaError, DeviceNorm, DeviceVec, ElementType, Gpu};
 use crate::format::BlockScale;
@@ -59,7 +59,7 @@ struct Planned {
     generation: u64,
     items: DeviceVec<Item>,
     records: DeviceVec<Record>,
-    first: DeviceVec<u32>,
+    places: DeviceVec<u32>,
     /// Sums of squares of chunks, under a rule that goes by norms.
     sums: DeviceVec<f64>,
     launches: Vec<PlannedLaunch>,
@@ -864,7 +864,7 @@ impl<R: Rule> Optimizer<R> {
             generation: self.generation,
             records: self.gpu.zeroed(tables.items.len())?,
             items: self.gpu.upload(&tables.items)?,
-            first: self.gpu.upload(&tables.first)?,
+            places: self.gpu.upload(&tables.places)?,
             sums: self.gpu.zeroed(2 * tables.chunks as usize)?,
             launches: tables.launches,
             chunks: tables.chunks,
@@ -915,7 +915,7 @@ impl<R: Rule> Optimizer<R> {
         let stands = self.control.found_inf;
         for launch in &plan.launches {
             let ahead = launch.ahead(self.multiprocessors)[0];
-            let mut arguments = self.arguments(plan, launch, launch.first, counts, ahead);
+            let mut arguments = self.arguments(plan, launch, launch.places[0], counts, ahead);
             if let Some(direct) = direct {
                 arguments.launch.direct = direct;
             }
@@ -981,13 +981,7 @@ impl<R: Rule> Optimizer<R> {
         let chunks = u64::from(plan.chunks);
         for launch in &plan.launches {
             let Some((module, kernel)) = &launch.kernel.norms else { continue };
-            let arguments = self.arguments(
-                plan,
-                launch,
-                launch.first + launch.items.len(),
-                0,
-                launch.ahead(self.multiprocessors)[1],
-            );
+            let arguments = self.arguments(plan, launch, launch.places[1], 0, launch.ahead(self.multiprocessors)[1]);
             let sums = plan.sums.address() + 8 * u64::from(launch.chunk);
             // SAFETY: promised by the caller; there is room for two sums of each chunk.
             unsafe {
@@ -1014,16 +1008,24 @@ impl<R: Rule> Optimizer<R> {
         unsafe { enqueue(&self.gpu, "prepare", "trust_lamb", plan.items.len() as u32, 1024, &trust) }
     }
 
-    fn arguments(&self, plan: &Planned, launch: &PlannedLaunch, first: usize, counts: u64, ahead: u32) -> AnyArguments {
+    fn arguments(
+        &self,
+        plan: &Planned,
+        launch: &PlannedLaunch,
+        places: Places,
+        counts: u64,
+        ahead: u32,
+    ) -> AnyArguments {
         let PlannedLaunch { items, p_type, g_type, states, kernel, .. } = launch;
         let stochastic = |rounding| matches!(rounding, Rounding::Stochastic { .. }).into();
         AnyArguments {
             launch: ManyArguments {
-                first: plan.first.address() + 4 * first as u64,
+                places: plan.places.address() + 4 * places.at as u64,
                 items: plan.items.address() + (size_of::<Item>() * items.start) as u64,
                 records: plan.records.address() + (size_of::<Record>() * items.start) as u64,
                 counts,
                 count: items.len() as u32,
+                place_shift: places.shift,
                 p_draws: stochastic(self.parameters),
                 s_draws: stochastic(self.rounding),
                 ahead,
