@@ -8,12 +8,13 @@
 #define THREADS 128
 
 template <class R> FN void any(const AnyLaunch &a, Taken &taken) {
-    take(taken, a.launch, item_ahead(a.launch, blockIdx.x));
+    take(taken, a.launch, item_of(a.launch, blockIdx.x));
     if (taken.record.stands) return;
     const Item &item = taken.item;
     const u64 run = (u64)(blockIdx.x - item.tile) * (THREADS / WARP) + threadIdx.x / WARP;
     const u64 start = run * RUN;
     if (start < item.n) any_run<R>(a, taken.record, item, start, threadIdx.x % WARP);
+    make_ahead(a.launch);
 }
 
 #define ENTRY(name, R)                                                                                                 \
@@ -38,7 +39,7 @@ struct AnyNorms {
 extern "C" __global__ void __launch_bounds__(CHUNK_THREADS) norms_lamb_any(const __grid_constant__ AnyNorms s) {
     __shared__ Taken taken;
     const AnyLaunch &a = s.a;
-    take(taken, a.launch, item_ahead<OfNorms>(a.launch, blockIdx.x));
+    take(taken, a.launch, item_of<OfNorms>(a.launch, blockIdx.x));
     const Record &record = taken.record;
     const Item &item = taken.item;
     const u64 start = (u64)(blockIdx.x - item.norm_tile) * CHUNK;

@@ -69,10 +69,14 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
     static const int LOG_EACH = EACH == 16 ? 4 : 3;
     static_assert(1 << LOG_EACH == EACH, "elements of a thread");
 
+    // Codes of 4 bits are looked up by two, where a warp has tiles enough for a table.
+    static const bool PAIRS_M = MANY && M::BITS == 4, PAIRS_V = MANY && V::BITS == 4;
+
     const AnyLaunch &a;
+    const Pairs *pairs; // of m and of v
     Taken *taken; // of the tile that is worked on and of the one that is coming
     u32 slot;     // which of them is that of the latter
-    u32 before, tiles, whole_tiles; // of its item: tiles before it, its own, and those that can be done all at once
+    u32 before, whole_tiles; // of its item: tiles before it, and those of its own that can be done all at once
     // What is coming: which tile of its item, and then what a thread has of it.
     u32 tile;
     u32 p[EACH * P::bytes / 4], g[EACH * G::bytes / 4], m[EACH * M::BITS / 32], v[EACH * V::BITS / 32];
@@ -88,7 +92,7 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
         bool finite; // whether all of it is: where a moment is not, neither is the parameter
     };
 
-    FN_METHOD Tiles(const AnyLaunch &a, Taken *taken) : a(a), taken(taken), slot(0), before(0), tiles(0) {}
+    FN_METHOD Tiles(const AnyLaunch &a, Taken *taken, const Pairs *pairs) : a(a), pairs(pairs), taken(taken), slot(0) {}
 
     // Of an item.
     FN_MEMBER u32 whole_tiles_of(const Item &it) { return it.flags & VECTOR ? (u32)(it.n / TILE) : 0; }
@@ -101,17 +105,16 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
     // The first group of those elements.
     FN_METHOD u32 group(const Item &it, u32 place) const { return word_in(it.group) + place * (EACH / 4); }
 
-    // Begins to load tile t of all.
-    FN_METHOD void load_tile(u32 t) {
-        tile = t - before;
-        if (tile >= tiles) {
+    // Begins to load tile t of all, the first one or the next.
+    FN_METHOD void load_tile(u32 t, bool first) {
+        if (first || t - before >= word_in(taken[slot].item.tiles)) {
             const u32 item = item_of(a.launch, t);
             slot ^= 1;
             take_by_warp(taken[slot], a.launch, item);
             const Item &it = taken[slot].item;
-            before = it.tile, tiles = it.tiles, whole_tiles = whole_tiles_of(it);
-            tile = t - before;
+            before = it.tile, whole_tiles = whole_tiles_of(it);
         }
+        tile = t - before;
         if (whole()) load_from(taken[slot].item, place());
     }
 
@@ -125,20 +128,52 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
         load<EACH * G::bytes / 4>(g, (const char *)it.g + at * (EACH * G::bytes));
     }
 
+    // Has a whole tile brought into the L2 cache, 64 bytes a lane: what is loaded while codes are made would be late from memory.
+    FN_METHOD void fetch(const Item &it, u32 tile) const {
+        const u32 lane = threadIdx.x % WARP;
+        static_assert(P::bytes == G::bytes, "p and g side by side");
+        const u32 of_p = TILE * P::bytes / 64, of_m = TILE * M::BITS / 8 / 64, of_v = TILE * V::BITS / 8 / 64;
+        UNROLL for (u32 first = 0; first < 2 * of_p; first += WARP) {
+            const u32 i = first + lane;
+            const u64 base = double_word_in((&(const u64 &)it.p)[i / of_p]);
+            prefetch((const char *)base + (u64)tile * (TILE * P::bytes) + i % of_p * 64);
+        }
+        if (lane < of_m + of_v) {
+            static_assert(of_m == of_v, "moments of one width");
+            const u64 base = double_word_in((&(const u64 &)it.states[0])[lane / of_m]);
+            prefetch((const char *)base + (u64)tile * (TILE * M::BITS / 8) + lane % of_m * 64);
+        }
+    }
+
+    // Four values of a moment, placed.
+    template <class T, bool PAIRS, int WORDS> FN_METHOD void decode(float (&x)[4], const u32 (&w)[WORDS], int q, const Pairs *pairs) const {
+        const int per = 32 / T::BITS;
+        if constexpr (PAIRS) {
+            UNROLL for (int j = 0; j < 4; j += 2) {
+                float pair[2];
+                pair_of(*pairs, w[4 * q / per], (4 * q + j) % per / 2, pair);
+                x[j] = pair[0], x[j + 1] = pair[1];
+            }
+        } else {
+            UNROLL for (int j = 0; j < 4; j++) x[j] = placed<T>(w[(4 * q + j) / per], (4 * q + j) % per);
+        }
+    }
+
     // ONE: the two factors of a gradient are one.
     template <bool ONE, class A> FN_METHOD void make(Made &made, A &arithmetic, const Taken &of) {
         const AdamW::Scalars s = scalars_of<AdamW>(of.record);
         // Powers of two times the betas, so that decoding and decay are one multiplication.
         const float decay_m = s.beta1 * near_unit<M>(scale_m).decode, decay_v = s.beta2 * near_unit<V>(scale_v).decode;
         const float factor = AdamW::factor(s);
-        const int per_m = 32 / M::BITS, per_v = 32 / V::BITS;
         u32 seen = 0;
         made.most_m = 0, made.least_v = 0xFFFFFFFF, made.most_v = 0;
         UNROLL for (int q = 0; q < EACH / 4; q++) {
-            float now[4];
+            float now[4], old_m[4], old_v[4];
+            decode<M, PAIRS_M>(old_m, m, q, pairs);
+            decode<V, PAIRS_V>(old_v, v, q, PAIRS_V ? pairs + 1 : 0);
             UNROLL for (int j = 0; j < 4; j++) {
                 const int i = 4 * q + j;
-                float x[2] = {placed<M>(m[i / per_m], i % per_m) * decay_m, placed<V>(v[i / per_v], i % per_v) * decay_v};
+                float x[2] = {old_m[j] * decay_m, old_v[j] * decay_v};
                 float gradient = float_of(G::widen(element<G>(g, i)));
                 gradient = ONE ? gradient * factor : AdamW::scaled(s, gradient);
                 now[j] = AdamW::decayed(arithmetic, s, float_of(P::widen(element<P>(p, i))), gradient, x);
@@ -190,6 +225,8 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
         const Taken &of = taken[slot];
         const Item &item = of.item;
         bool near = is_near<M>(scale_m) && is_near<V>(scale_v);
+        // With 4 bits it is instructions that take the time.
+        if (MANY && M::BITS == 8 && more && next - before < whole_tiles) fetch(item, next - before);
         Made made;
         bool sure = false;
         const AdamW::Scalars s = scalars_of<AdamW>(of.record);
@@ -213,7 +250,7 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
             make<false>(made, arithmetic, of);
         }
         const u32 of_many = place();
-        if (more) load_tile(next);
+        if (more) load_tile(next, false);
         near = near && made.finite;
         // Of scale codes, as of magnitudes, the largest is that of the block.
         const u32 scales = of_block(scale_code<M>(bits_of(made.most_m)) | scale_code<V>(made.most_v) << 16, lanes);
@@ -250,8 +287,8 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
 
     // One tile of a warp, its block's tiles being of one item.
     FN_METHOD void once() {
-        const u32 at_item = item_ahead(a.launch, blockIdx.x);
-        const Item &there = a.launch.items[at_item];
+        const There there_is = item_there(a.launch, blockIdx.x);
+        const Item &there = there_is.item;
         const u32 tile = (blockIdx.x - there.tile) * (THREADS / WARP) + threadIdx.x / WARP, whole_tiles = whole_tiles_of(there);
         const bool whole = tile < whole_tiles;
         if (whole) load_from(there, place(tile));
@@ -263,9 +300,11 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
             if (threadIdx.x % 2 == 0 || M::BITS * EACH > 64) prefetch((const char *)there.states[0] + at * (EACH * M::BITS / 8));
             if (threadIdx.x % 2 == 0 || V::BITS * EACH > 64) prefetch((const char *)there.states[1] + at * (EACH * V::BITS / 8));
         }
-        take(taken[0], a.launch, at_item);
+        prefetch_next(a.launch, there_is.number, blockIdx.x);
+        end_taking(taken[0], a.launch, there_is.number, there.hyper, begin_taking(a.launch, there_is.number));
         if (taken[0].record.stands) return;
         if (!whole || !step(false, 0)) one_by_one(taken[0], only_tile());
+        make_ahead(a.launch);
     }
 
     // The blocks of a tile.
@@ -277,12 +316,18 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
     }
 
     // The tiles of a warp, one after another, all warps side by side.
-    FN_METHOD void run() {
+    FN_METHOD void run(Pairs *pairs) {
+        if (PAIRS_M || PAIRS_V) {
+            if (PAIRS_M) make_pairs<M>(pairs[0], threadIdx.x, THREADS);
+            if (PAIRS_V) make_pairs<V>(pairs[1], threadIdx.x, THREADS);
+            __syncthreads();
+        }
         const u32 by = gridDim.x * (THREADS / WARP);
         u32 t = blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
         if (a.launch.direct && blockIdx.x == 0) advance(a.launch);
+        make_ahead(a.launch);
         if (t >= a.tiles) return;
-        load_tile(t);
+        load_tile(t, true);
         if (taken[slot].record.stands) return;
         NO_UNROLL while (t < a.tiles) {
             const Taken &of = taken[slot];
@@ -292,7 +337,7 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
             if (whole()) {
                 done = step(t < a.tiles, t);
             } else if (t < a.tiles) {
-                load_tile(t);
+                load_tile(t, false);
             }
             if (!done) one_by_one(of, now);
         }
@@ -305,10 +350,11 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
         const __grid_constant__ AnyLaunch a) {                                                                         \
         if constexpr (P::bytes == 4) {                                                                                 \
             __shared__ Taken taken;                                                                                    \
-            Tiles<P, DP, G, M, V, D, 8, false>(a, &taken).once();                                                             \
+            Tiles<P, DP, G, M, V, D, 8, false>(a, &taken, 0).once();                                                          \
         } else {                                                                                                       \
             __shared__ Taken taken[THREADS / WARP][2];                                                                 \
-            Tiles<P, DP, G, M, V, D, 16, true>(a, taken[threadIdx.x / WARP]).run();                                          \
+            __shared__ Pairs pairs[M::BITS == 4 || V::BITS == 4 ? 2 : 1];                                              \
+            Tiles<P, DP, G, M, V, D, 16, true>(a, taken[threadIdx.x / WARP], pairs).run(pairs);                        \
         }                                                                                                              \
     }
 

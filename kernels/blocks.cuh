@@ -56,6 +56,20 @@ template <class T> FN float placed(u32 word, int i) {
     return float_of(T::ZERO || bits > T::ONE / 2 ? bits : T::ONE / 2);
 }
 
+// For each byte of codes of 4 bits both values, placed, made by a block of `threads`.
+struct Pairs {
+    float x[256][2];
+};
+template <class T> FN void make_pairs(Pairs &pairs, u32 thread, u32 threads) {
+    for (u32 i = thread; i < 256; i += threads) pairs.x[i][0] = placed<T>(i, 0), pairs.x[i][1] = placed<T>(i, 1);
+}
+// Of byte i of a word.
+FN void pair_of(const Pairs &pairs, u32 word, int i, float (&x)[2]) {
+    const u32 at = (i == 0 ? word << 3 : word >> (8 * i - 3)) & 0x7F8;
+    const float *pair = (const float *)((const char *)&pairs + at);
+    x[0] = pair[0], x[1] = pair[1];
+}
+
 // Blocks less than BIAS beyond the scale 1 are near: one factor, a normal number as its inverse is, takes codes to values, and its
 // inverse takes values to codes.
 template <class T> FN bool is_near(u32 scale) { return scale < 127u + T::BIAS; }

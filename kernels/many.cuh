@@ -69,7 +69,7 @@ static_assert(sizeof(Item) == 128 && sizeof(Record) == 256 && sizeof(Clock) == 4
 
 // What steps are launched with.
 struct Launch {
-    const u32 *places; // the item of every 2^place_shift-th tile
+    const u32 *places; // the item of every 2^place_shift-th tile, and the last one that has tiles
     const Item *items;
     const Record *records;
     Counts *counts; // COPIES a slot
@@ -78,7 +78,8 @@ struct Launch {
     u16 p_draws, s_draws; // whether parameters and states are rounded stochastically, for kernels that take any
     u32 ahead; // tiles, or chunks of norms, by which memory is brought into the cache ahead of its use; 0: not at all
     // Where the host knows step, ages and control, nothing prepares the launch, which brings the device to the same state as if
-    // something had: by the record of one item (1), or by what a launch over several makes their records of (2).
+    // something had: by the record of one item (1); by scalars of groups, and keys that every block makes (2), or that an earlier step
+    // has made (3).
     u32 direct;
     u32 seeded; // whether roots and quotients may be those of seeds: `seed_holds`
     Record record;
@@ -88,14 +89,16 @@ struct Launch {
     u64 *ages; // MOST_STATES a slot, of which `states` are of states that there are
     u64 step;
     u32 states, unused;
+    Record *next_records; // where keys are made ahead, for a step that comes, or null
+    u64 next_step;
 };
 
-static_assert(sizeof(Launch) == 872, "src/cuda/plan.rs");
+static_assert(sizeof(Launch) == 888, "src/cuda/plan.rs");
 #ifndef __CUDACC__
 static_assert(__builtin_offsetof(Launch, seeded) == 52 && __builtin_offsetof(Launch, record) == 56 && __builtin_offsetof(Launch, scalars) == 312 &&
                   __builtin_offsetof(Launch, seed_states) == 832 && __builtin_offsetof(Launch, clock) == 840 &&
                   __builtin_offsetof(Launch, ages) == 848 && __builtin_offsetof(Launch, step) == 856 &&
-                  __builtin_offsetof(Launch, states) == 864,
+                  __builtin_offsetof(Launch, states) == 864 && __builtin_offsetof(Launch, next_step) == 880,
               "src/cuda/plan.rs");
 #endif
 
@@ -158,37 +161,56 @@ FN Keys keys_of(const Record &r, int role) {
     return keys;
 }
 
-// The item of a tile, of its step or of its norms. Items without a tile come last, so that few steps lead from the place that a table
-// tells to where it is, mostly none.
+// The item of a tile, of its step or of its norms: between the places of the stretch that the tile is in and of the next one, which are
+// the same mostly.
 struct OfStep {
-    FN_MEMBER bool before(const Item &item, u32 tile) { return tile - item.tile >= item.tiles; }
+    FN_MEMBER u32 first(const Item &item) { return item.tile; }
 };
 struct OfNorms {
-    FN_MEMBER bool before(const Item &item, u32 tile) { return tile - item.norm_tile >= (item.n + CHUNK - 1) / CHUNK; }
+    FN_MEMBER u32 first(const Item &item) { return item.norm_tile; }
 };
 template <class Of = OfStep> FN u32 item_of(const Launch &a, u32 tile) {
     if (a.count == 1) return 0;
-    u32 item = a.places[tile >> a.place_shift];
-    NO_UNROLL while (Of::before(a.items[item], tile)) item++;
-    return item;
-}
-
-// The same for all threads of a block. Now and then it sees to it that the items ahead are in the cache by when they are come to: a step
-// streams through the cache many times over, and all blocks of an item would wait for memory at once.
-template <class Of = OfStep> FN u32 item_ahead(const Launch &a, u32 tile) {
-    const u32 item = item_of<Of>(a, tile);
-    if (threadIdx.x < 32 && tile % 16 == 0) {
-        const u32 next = item + 1 + threadIdx.x / 4, line = threadIdx.x % 4;
-        if (next < a.count && line < 3) prefetch(line == 0 ? (const char *)&a.items[next] : (const char *)&a.records[next] + (line - 1) * 128);
+    const u32 *place = a.places + (tile >> a.place_shift);
+    u32 low = place[0], high = place[1];
+    NO_UNROLL while (low < high) {
+        const u32 middle = (low + high + 1) / 2;
+        if (Of::first(a.items[middle]) <= tile) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
     }
-    return item;
+    return low;
 }
 
-// The item of a tile that lies ahead, where it is the same item or the next one.
-FN const Item *item_of_ahead(const Launch &a, u32 item, u32 tile) {
-    const Item *of = &a.items[item];
-    if (tile - of->tile >= of->tiles && item + 1 < a.count) of++;
-    return tile - of->tile < of->tiles ? of : 0;
+// What of an item a block goes by before it has it in shared memory: all at once, not one after another.
+struct There {
+    Item item; // but id, group and high
+    u32 number;
+};
+FN There item_there(const Launch &a, u32 tile) {
+    union {
+        u32 w[32];
+        Item item;
+    } there;
+    const u32 number = item_of(a, tile), *at = (const u32 *)&a.items[number];
+    load<4>(there.w, at), load<4>(there.w + 4, at + 4), load<4>(there.w + 8, at + 8), load<4>(there.w + 12, at + 12);
+    load<4>(there.w + 16, at + 16), load<4>(there.w + 24, at + 24), load<4>(there.w + 28, at + 28);
+    There result = {there.item, number};
+    return result;
+}
+// Whether a tile that lies ahead is one of an item's, too.
+FN bool is_of(const Item &item, u32 tile) { return tile - item.tile < item.tiles; }
+
+// Now and then sees to it that the items that come next, and their records, are in the L2 cache by when they are come to: a step streams
+// through it many times over, and all blocks of an item would wait for memory at once.
+FN void prefetch_next(const Launch &a, u32 item, u32 tile) {
+    if (a.count == 1 || threadIdx.x >= WARP || tile % 16 != 0) return;
+    const u32 next = item + 1 + threadIdx.x / 4, line = threadIdx.x % 4;
+    if (next >= a.count || line == 3) return;
+    const char *at = line == 0 ? (const char *)&a.items[next] : (const char *)&a.records[next] + (line - 1) * 128;
+    prefetch(at);
 }
 
 // Brings the device to where a step that nothing prepares leaves it; one block comes here.
@@ -201,43 +223,79 @@ FN void advance(const Launch &a) {
     if (threadIdx.x == 0) a.clock->step = a.step;
 }
 
-// Takes a record to shared memory, as far as it is used, by some threads of 32 or more that count from 0 on. Of those after `keys`
-// eight make the keys of parameters and states, where the launch is told what records are made of.
-FN void take_record(Record &to, const Launch &a, u32 item, u32 thread, u32 threads, u32 keys) {
-    if (a.direct != 2) {
-        for (u32 i = thread; i < 56; i += threads) ((u32 *)&to)[i] = a.direct ? ((const u32 *)&a.record)[i] : ((const u32 *)&a.records[item])[i];
-        return;
-    }
-    const Item &of = a.items[item];
-    if (thread < 16) to.scalars[thread] = a.scalars[of.hyper][thread];
-    if (thread == 0) to.stands = 0, to.skip_zeros = a.scalars[of.hyper][15];
-    const u32 role = (thread - keys) % 4, part = (thread - keys) / 4;
-    if (part < 2) {
-        static_assert(MOST_STATES == 3, "roles");
-        const Four t = key_of_tensor(role == 0 ? a.seed_parameters : a.seed_states, of.id);
-        const Four x = part_of_keys(t, a.step, role + 1, of.high, part);
-        UNROLL for (int i = 0; i < 4; i++) {
-            if (part == 0 || i == 0) to.keys[role][4 * part + i] = x.w[i];
-        }
+// What eight threads, which count from 0 on, make: the keys of all roles.
+FN void make_keys(Record &to, const Launch &a, const Item &of, u64 step, u32 thread) {
+    static_assert(MOST_STATES == 3, "roles");
+    const u32 role = thread % 4, part = thread / 4;
+    const Four t = key_of_tensor(role == 0 ? a.seed_parameters : a.seed_states, of.id);
+    const Four x = part_of_keys(t, step, role + 1, of.high, part);
+    UNROLL for (int i = 0; i < 4; i++) {
+        if (part == 0 || i == 0) to.keys[role][4 * part + i] = x.w[i];
     }
 }
 
-// Takes an item and its record to shared memory; every thread of the block, of 128, comes here.
-FN void take(Taken &to, const Launch &a, u32 item) {
+// The keys of a step that comes, made by some blocks of this one when they are done.
+FN void make_ahead(const Launch &a) {
+    if (!a.next_records || threadIdx.x >= 8) return;
+    for (u32 i = blockIdx.x; i < a.count; i += gridDim.x) make_keys(a.next_records[i], a, a.items[i], a.next_step, threadIdx.x);
+}
+
+// Words of a record: what a launch is told has no more than scalars.
+#define KEY_WORDS 32
+#define RECORD_WORDS 56
+
+// Word i of a record that is in memory, as far as it is.
+FN bool stored_word(const Launch &a, u32 item, u32 i, u32 &word) {
+    const bool stored = i < (a.direct == 0 ? RECORD_WORDS : a.direct == 3 ? KEY_WORDS : 0);
+    if (stored) load<1>(&word, (const u32 *)&a.records[item] + i);
+    return stored;
+}
+// And as it is in shared memory then.
+FN void put_word(Record &to, const Launch &a, u32 hyper, u32 i, bool stored, u32 word) {
+    if (i >= RECORD_WORDS) return;
+    if (a.direct == 1) word = ((const u32 *)&a.record)[i];
+    if (a.direct >= 2 && i >= KEY_WORDS) {
+        word = i < KEY_WORDS + 16 ? a.scalars[hyper][i - KEY_WORDS] : i == KEY_WORDS + 17 ? a.scalars[hyper][15] : 0;
+        stored = true;
+    }
+    if (stored || a.direct == 1) ((u32 *)&to)[i] = word;
+}
+
+// What a block's threads, 128, have of an item and its record: loaded before what is large, as loads of a multiprocessor end in their
+// order, and put into shared memory after that is on its way.
+struct Taking {
+    u32 word;
+    bool stored;
+};
+FN Taking begin_taking(const Launch &a, u32 item) {
     const u32 i = threadIdx.x;
-    take_record(to.record, a, item, i, 128, 96);
-    if (i >= 64 && i < 64 + 32) ((u32 *)&to.item)[i - 64] = ((const u32 *)&a.items[item])[i - 64];
-    if (i == 0) to.middle = MIDDLE;
+    Taking taking = {0, false};
+    if (i < 64) taking.stored = stored_word(a, item, i, taking.word);
+    if (i >= 64 && i < 64 + 32) load<1>(&taking.word, (const u32 *)&a.items[item] + (i - 64));
+    return taking;
+}
+FN void end_taking(Taken &to, const Launch &a, u32 item, u32 hyper, const Taking &taking) {
+    const u32 i = threadIdx.x;
+    put_word(to.record, a, hyper, i, taking.stored, taking.word);
+    if (i >= 64 && i < 64 + 32) ((u32 *)&to.item)[i - 64] = taking.word;
+    if (a.direct == 2 && i >= 96 && i < 96 + 8) make_keys(to.record, a, a.items[item], a.step, i - 96);
+    if (i == 96) to.middle = MIDDLE;
     if (a.direct && blockIdx.x == 0) advance(a);
     __syncthreads();
 }
+FN void take(Taken &to, const Launch &a, u32 item) { end_taking(to, a, item, a.items[item].hyper, begin_taking(a, item)); }
 
 // The same for one warp.
 FN void take_by_warp(Taken &to, const Launch &a, u32 item) {
     const u32 lane = threadIdx.x % WARP;
     // All have read what was there.
     __syncwarp();
-    take_record(to.record, a, item, lane, WARP, 0);
+    UNROLL for (u32 i = lane; i < 64; i += WARP) {
+        u32 word = 0;
+        const bool stored = stored_word(a, item, i, word);
+        put_word(to.record, a, a.items[item].hyper, i, stored, word);
+    }
+    if (a.direct == 2 && lane < 8) make_keys(to.record, a, a.items[item], a.step, lane);
     ((u32 *)&to.item)[lane] = ((const u32 *)&a.items[item])[lane];
     if (lane == 0) to.middle = MIDDLE;
     __syncwarp();

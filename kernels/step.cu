@@ -1,7 +1,6 @@
 // One step of many tensors whose states are f32 or BF16: reads p, g and states once and writes p and states once.
 //
-// Each thread steps quads of consecutive elements in place: one where parameters are f32, and two, THREADS quads apart, where
-// they are 16 bits wide. Every access of a warp is contiguous. Bytes an element: 2 (p) + 1 (g) + 2 a state, times their widths:
+// Each thread steps two quads of consecutive elements in place, THREADS quads apart. Every access of a warp is contiguous. Bytes an element: 2 (p) + 1 (g) + 2 a state, times their widths:
 // AdamW has 28 in f32 throughout, 20 with f32 p and g and BF16 moments, 14 in BF16 throughout. The arrays must not overlap.
 // A block has one tile of an item, whose element 0 starts a group. Where memory is aligned to four elements whole tiles go by
 // quads; else, in the last tile, and where a quad needs it, elements are taken one by one.
@@ -188,22 +187,28 @@ template <class R, class P, class G, class M, int quads> FN void fetch_ahead(con
         if (first + 32 > quads * of_m && i >= quads * of_m) continue;
         const u64 from = at + q * (THREADS * 4) + warp * 128;
         const u32 k = (j - of_g) / (2 * M::bytes);
+        // Chosen, not looked up: the item may lie in registers.
+        const void *state = R::COUNT == 1 || k == 0 ? item.states[0] : R::COUNT == 2 || k == 1 ? item.states[1] : item.states[2];
         const char *piece = j < of_p ? (const char *)item.p + from * P::bytes + j * 64
                           : j < of_g ? (const char *)item.g + from * G::bytes + (j - of_p) * 64
-                                     : (const char *)item.states[k] + from * M::bytes + (j - of_g - k * 2 * M::bytes) * 64;
+                                     : (const char *)state + from * M::bytes + (j - of_g - k * 2 * M::bytes) * 64;
         prefetch(piece);
     }
 }
 
 template <class R, class P, class G, class M, class SP, class SM, bool METER>
 FN void step(const Launch &a, Taken &taken, Tally &tally) {
-    const int quads = P::bytes == 4 ? 1 : 2;
-    const int each = THREADS * 4 * quads; // to a block
-    const u32 t = blockIdx.x, at_item = item_ahead(a, t);
-    const Item &there = a.items[at_item];
+    const int quads = 2, each = THREADS * 4 * quads; // to a block
+    const u32 t = blockIdx.x;
+    const There there_is = item_there(a, t);
+    const Item &there = there_is.item;
     const u64 tile = (u64)(t - there.tile) * each, first = tile + threadIdx.x * 4;
     const bool whole = (there.flags & VECTOR) && there.n - tile >= each;
     u32 p[quads][P::bytes], g[quads][G::bytes], m[quads][R::COUNT][M::bytes];
+    // With 16-bit parameters it takes longer before than behind what is large, on an H200.
+    const bool before = P::bytes == 4;
+    Taking taking = {0, false};
+    if (before) taking = begin_taking(a, there_is.number);
     if (whole) {
         UNROLL for (int q = 0; q < quads; q++) {
             u64 at = first + q * (THREADS * 4);
@@ -211,12 +216,20 @@ FN void step(const Launch &a, Taken &taken, Tally &tally) {
             load<G::bytes>(g[q], (const char *)there.g + at * G::bytes);
             UNROLL for (int k = 0; k < R::COUNT; k++) load<M::bytes>(m[q][k], (const char *)there.states[k] + at * M::bytes);
         }
-        const Item *ahead = a.ahead ? item_of_ahead(a, at_item, t + a.ahead) : 0;
-        if (ahead) fetch_ahead<R, P, G, M, quads>(*ahead, (u64)(t + a.ahead - ahead->tile) * each);
+        const u32 ahead = t + a.ahead;
+        if (a.ahead && is_of(there, ahead)) {
+            fetch_ahead<R, P, G, M, quads>(there, tile + (u64)a.ahead * each);
+        } else if (a.ahead && there_is.number + 1 < a.count) {
+            // Of the next item, if not beyond it.
+            const Item &next = a.items[there_is.number + 1];
+            if (is_of(next, ahead)) fetch_ahead<R, P, G, M, quads>(next, (u64)(ahead - next.tile) * each);
+        }
     }
     // In the meantime:
+    prefetch_next(a, there_is.number, t);
     if (METER && threadIdx.x < 2) tally.stalled[threadIdx.x] = 0;
-    take(taken, a, at_item);
+    if (!before) taking = begin_taking(a, there_is.number);
+    end_taking(taken, a, there_is.number, there.hyper, taking);
     const Item &item = taken.item;
     Seen seen = {};
     const Record &record = taken.record;
@@ -240,13 +253,14 @@ FN void step(const Launch &a, Taken &taken, Tally &tally) {
         u64 end = n - at < 4 ? n : at + 4;
         NO_UNROLL for (u64 i = at; i < end; i++) single<R, P, G, M, SP, SM, METER>(record, item, i, seen);
     }
+    if (!METER) make_ahead(a);
     if (METER) count<R::COUNT>(tally, a.counts[item.slot * COPIES + blockIdx.x % COPIES], seen);
 }
 
 // Blocks to a multiprocessor: 40 registers a thread leave 12, 48 leave 10, 64 leave 8, 80 leave 6, 96 leave 5.
 template <class R, class P, class M, bool METER> struct Blocks {
     static const bool MANY = R::COUNT > 2 || METER || M::bytes == 4;
-    static const int OF = P::bytes == 2 ? (R::COUNT > 2 && M::bytes == 4 ? 5 : MANY ? 6 : 8) : R::COUNT > 2 ? 8 : MANY ? 10 : 12;
+    static const int OF = P::bytes == 2 ? (R::COUNT > 2 && M::bytes == 4 ? 5 : MANY ? 6 : 8) : R::COUNT > 2 ? 5 : MANY ? 7 : 8;
 };
 
 // Shared memory is the kernel's own: that of a function has a name that depends on where it is compiled.
@@ -291,7 +305,7 @@ FN float update(A &arithmetic, const typename R::Scalars &scalars, const u32 (&p
 
 template <class R, class P, class G, class M>
 FN void norms(const Norms &a, Taken &taken, double (&warps)[CHUNK_THREADS / 32]) {
-    const u32 at_item = item_ahead<OfNorms>(a.launch, blockIdx.x);
+    const u32 at_item = item_of<OfNorms>(a.launch, blockIdx.x);
     const Item &item = a.launch.items[at_item];
     const u64 start = (u64)(blockIdx.x - item.norm_tile) * CHUNK;
     const u32 n = item.n - start < CHUNK ? (u32)(item.n - start) : CHUNK;

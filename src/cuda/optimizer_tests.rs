@@ -543,7 +543,7 @@ fn one_by_one_and_all_together() {
                 let norm = GradientNorm::gather(&sums).unwrap();
                 control = StepControl::default().clipped(clip.coefficient(norm, 1.0).unwrap());
             }
-            if step == 7 {
+            if step == 8 {
                 assert!(host.reset(1, ResetMoments::Second) && device.reset(1, ResetMoments::Second).unwrap());
             }
             let mut list: Vec<_> =
@@ -692,6 +692,65 @@ fn plans_of_many() {
         }
     }
     assert_eq!(device.age(999).unwrap(), 3);
+}
+
+/// Steps of several lists in any order, so that keys made ahead are for the step that comes, or for another one; some change in between
+/// what the host knows, or how long a list waits.
+#[test]
+fn keys_are_made_ahead() {
+    fn of<T: Value>(gpu: &Gpu, states: States) {
+        let config = AdamWConfig { lr: 0.1, weight_decay: 0.1, ..AdamWConfig::default() };
+        let mut host = optim::AdamW::new(config, states, stochastic(9)).unwrap();
+        let mut device = cuda::AdamW::new(gpu, config, states, stochastic(9)).unwrap();
+        host = host.parameter_rounding(stochastic(5)).unwrap();
+        device = device.parameter_rounding(stochastic(5)).unwrap();
+        let lengths: [&[usize]; 3] = [&[300, 0, 1500, 40, 2049], &[128, 4000], &[5]];
+        let mut lists: Vec<_> = (0..3).map(|l| Both::<T, T>::new(gpu, 100 * l, lengths[l as usize], 1)).collect();
+        let memory = |list: &Both<T, T>| -> Vec<StepMemory> {
+            let all = list.ids.iter().zip(&list.device_p).zip(&list.device_g);
+            all.map(|((&id, p), g)| StepMemory {
+                id,
+                params: p.address(),
+                params_type: T::TYPE,
+                grads: g.address(),
+                grads_type: T::TYPE,
+                n: p.len() as u64,
+                group: 0,
+                part: None,
+            })
+            .collect()
+        };
+        let mut plans: Vec<_> = lists.iter().map(|list| device.plan_raw(&memory(list)).unwrap()).collect();
+        // Every step, every other one, irregular, and at last in a fixed turn.
+        for (step, l) in [0usize, 0, 0, 1, 0, 1, 0, 1, 2, 1, 0, 0, 2, 1, 0, 2, 1, 0, 2, 1, 0].into_iter().enumerate() {
+            // No tensor goes without a gradient.
+            let step = 4 + step as u64;
+            lists[l].gradients(gpu, step, false);
+            if step == 8 {
+                assert!(host.reset(100, ResetMoments::All));
+                assert!(device.reset(100, ResetMoments::All).unwrap());
+            }
+            if step == 12 {
+                let new = AdamWConfig { lr: 0.01, beta1: 0.8, ..config };
+                host.set_config(new).unwrap();
+                device.set_config(new).unwrap();
+            }
+            host.step_tensors(&mut lists[l].host(step)).unwrap();
+            // SAFETY: memory of this device, as long as it says.
+            unsafe { device.step_plan(&mut plans[l]) }.unwrap();
+            lists[l].same(gpu, &format!("{states}, step {step}"));
+            if step == 19 {
+                // On from a checkpoint, which knows of no keys.
+                device = cuda::AdamW::from_host(gpu, &device.to_host().unwrap()).unwrap();
+            }
+        }
+        let back = device.to_host().unwrap();
+        assert!(lists.iter().flat_map(|list| &list.ids).all(|&id| same_states(&back, &host, id)), "{states}");
+    }
+    let Some(gpu) = gpu(4) else { return };
+    of::<f32>(&gpu, StateFormat::Bf16.into());
+    of::<bf16>(&gpu, States::FP4);
+    of::<f32>(&gpu, States { m: StateFormat::Bf16, v: StateFormat::UE4M4 });
 }
 
 /// Shards step as the whole.

@@ -104,7 +104,7 @@ pub(super) const MOST_GROUPS: usize = 8;
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct Direct {
-    /// 1: the record of one item, 2: what the records of several are made of.
+    /// 1: the record of one item, 2: what the records of several are made of, 3: that, but for keys, which an earlier step made.
     pub(super) on: u32,
     /// Whether roots and quotients may be refined from the device's approximations.
     pub(super) seeded: u32,
@@ -118,6 +118,9 @@ pub(super) struct Direct {
     /// How many states have ages.
     pub(super) states: u32,
     pub(super) unused: u32,
+    /// Where keys are made ahead, and for which step; 0: nowhere.
+    pub(super) next_records: u64,
+    pub(super) next_step: u64,
 }
 
 /// Words of the scalars of a rule, and in the last one whether zeros are skipped.
@@ -136,6 +139,8 @@ impl Direct {
         step: 0,
         states: 0,
         unused: 0,
+        next_records: 0,
+        next_step: 0,
     };
 }
 
@@ -358,9 +363,10 @@ fn rounded(name: &str, rounding: Rounding) -> String {
     }
 }
 
-/// Tiles by which steps bring memory into the cache ahead of its use, to two multiprocessors: some half of those that are at work at
-/// once, and less where there is little of other work. On an H200 fewer are late, and many more are gone again by when they are used.
-const AHEAD: u32 = 9;
+/// Tiles by which steps bring memory into the cache ahead of its use, to two multiprocessors: a quarter of those that are at work at
+/// once, with 16-bit parameters half of them, and less where there is little of other work. On an H200 fewer are late, and many more are gone again by when they are used.
+const AHEAD: u32 = 4;
+const AHEAD_OF_16_BITS: u32 = 9;
 const AHEAD_OF_BLOCKS: u32 = 2;
 
 /// Blocks to a multiprocessor whose warps take tiles one after another. On an H200 four of them are at work at once; what a warp does
@@ -375,6 +381,11 @@ impl PlannedLaunch {
         } else {
             self.tiles
         }
+    }
+
+    /// Bytes of the plan's records before those of this launch.
+    pub(super) fn records_at(&self) -> u64 {
+        (size_of::<Record>() * self.items.start) as u64
     }
 
     /// Tiles ahead of a step, and chunks ahead of its norms. Kernels whose time is not that of memory do not look ahead.
@@ -441,8 +452,8 @@ impl Options {
             name: format!("{}_{parameters}_{g}_{stored}{meter}", self.rule),
             takes: Takes::Many,
             by_warp: false,
-            ahead: AHEAD,
-            tile: THREADS * if tensor.p_type == ElementType::F32 { 4 } else { 8 },
+            ahead: if tensor.p_type == ElementType::F32 { AHEAD } else { AHEAD_OF_16_BITS },
+            tile: THREADS * 8,
             norms: self.norms.then(|| (module, format!("norms_{}_{p}_{g}_{of_states}", self.rule))),
             align: 4,
             log_run: 0,
@@ -512,15 +523,17 @@ pub(super) struct PlannedLaunch {
     pub(super) states: [MomentArguments; MOST],
 }
 
-/// Entries of a table that tell the items of tiles: the item of every 2^`shift`-th one, from entry `at` on.
+/// Entries of a table that tell the items of tiles: the item of every 2^`shift`-th one, from entry `at` on, and the last item that has
+/// tiles.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Places {
     pub(super) at: usize,
     pub(super) shift: u32,
 }
 
-/// Entries of such a table that fit a cache of a multiprocessor well.
-const MOST_PLACES: u64 = 1 << 14;
+/// Entries of such a table for each item, at most. Few: a line of the table serves many tiles then, and stays in the cache of a
+/// multiprocessor. With one entry for 16 tiles, on an H200, every block waited for it.
+const PLACES: u64 = 4;
 
 /// The launches of a list of tensors, and their tables.
 #[derive(Clone, Debug, Default)]
@@ -564,8 +577,9 @@ impl Tables {
     /// The places of items that have so many tiles each, none of them behind the first that has none.
     fn add_places(&mut self, tiles: &[u64]) -> Places {
         let all: u64 = tiles.iter().sum();
-        let shift = (0..).find(|shift| all >> shift < MOST_PLACES).unwrap_or_default();
+        let shift = (0..).find(|shift| all >> shift < PLACES * tiles.len() as u64).unwrap_or_default();
         let at = self.places.len();
+        let last = tiles.iter().rposition(|&tiles| tiles > 0).unwrap_or_default();
         let (mut item, mut before) = (0, 0);
         for tile in (0..all).step_by(1 << shift) {
             while before + tiles[item] <= tile {
@@ -574,12 +588,13 @@ impl Tables {
             }
             self.places.push(item as u32);
         }
+        self.places.push(last as u32);
         Places { at, shift }
     }
 
     fn add(&mut self, options: &Options, Alike { kernel, mut tensors }: Alike<'_>) -> Result<(), CudaError> {
         let begin = self.items.len();
-        // Items without a tile come last: a kernel that looks for the item of a tile does not come by them.
+        // Items without a tile come last: no tile lies behind them.
         tensors.sort_by_key(|tensor| tensor.n == 0);
         let (mut tiles, mut chunks) = (Vec::new(), Vec::new());
         let [mut tile, mut chunk] = [0u64; 2];
@@ -780,8 +795,9 @@ mod tests {
             offset_of!(Direct, ages),
             offset_of!(Direct, step),
             offset_of!(Direct, states),
+            offset_of!(Direct, next_step),
         ];
-        assert_eq!(offsets.map(|at| of_launch + at), [52, 56, 312, 832, 840, 848, 856, 864]);
-        assert_eq!(size_of::<ManyArguments>(), 872);
+        assert_eq!(offsets.map(|at| of_launch + at), [52, 56, 312, 832, 840, 848, 856, 864, 880]);
+        assert_eq!(size_of::<ManyArguments>(), 888);
     }
 }

@@ -13,7 +13,7 @@ use alloc::vec::Vec;
 use core::array::from_fn;
 use core::convert::Infallible;
 use core::sync::atomic::{AtomicU64, Ordering};
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ages::Ages;
 pub use list::{DeviceParameter, DeviceParameters, StepMemory};
@@ -58,7 +58,9 @@ struct Planned {
     /// Of the optimizer's memory when this was made.
     generation: u64,
     items: DeviceVec<Item>,
+    /// Of each item two: that of a step, and what it makes ahead.
     records: DeviceVec<Record>,
+    ahead: Mutex<Ahead>,
     places: DeviceVec<u32>,
     /// Sums of squares of chunks, under a rule that goes by norms.
     sums: DeviceVec<f64>,
@@ -68,6 +70,29 @@ struct Planned {
     prepare: String,
     /// Whether that would take longer than what every block of the step does in its place.
     small: bool,
+}
+
+impl Planned {
+    /// The address of one half of the records.
+    fn records(&self, half: bool) -> u64 {
+        self.records.address() + (size_of::<Record>() * self.items.len() * usize::from(half)) as u64
+    }
+
+    fn ahead(&self) -> MutexGuard<'_, Ahead> {
+        self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a plan's steps leave for its next one.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ahead {
+    /// Which half of the records the next step goes by.
+    half: bool,
+    /// The step, seeds and time between steps that keys there were made for; 0: none were.
+    step: u64,
+    seeds: [u64; 2],
+    /// The last step.
+    last: u64,
 }
 
 /// The tensors of a plan, and where their ages are.
@@ -859,10 +884,11 @@ impl<R: Rule> Optimizer<R> {
         let list: Vec<_> = list.iter().map(|listed| listed.memory).collect();
         let elements = list.iter().fold(0u64, |all, memory| all.saturating_add(memory.n));
         Ok(Planned {
-            small: elements <= SMALL && tables.items.len() <= FEW,
+            small: elements <= SMALL,
             tensors: Arc::new(Tensors { list, slots }),
             generation: self.generation,
-            records: self.gpu.zeroed(tables.items.len())?,
+            records: self.gpu.zeroed(2 * tables.items.len())?,
+            ahead: Mutex::default(),
             items: self.gpu.upload(&tables.items)?,
             places: self.gpu.upload(&tables.places)?,
             sums: self.gpu.zeroed(2 * tables.chunks as usize)?,
@@ -886,14 +912,17 @@ impl<R: Rule> Optimizer<R> {
         if skips {
             self.known = None;
         }
-        let direct = self.direct(plan, norm.is_some());
+        // Nothing is there if a launch fails on the way.
+        let ahead = core::mem::take(&mut *plan.ahead());
+        let records = plan.records(ahead.half);
+        let (direct, ahead) = self.direct(plan, norm.is_some(), ahead);
         // Until all is enqueued, the device alone knows how far it is.
         let known = self.known.take();
         let counts = if self.meter { self.counts.address() } else { 0 };
-        if direct.is_none() {
+        if direct.on == 0 {
             let prepare = PrepareArguments {
                 items: plan.items.address(),
-                records: plan.records.address(),
+                records,
                 ages: self.ages.address(),
                 hyper: self.hyper.address(),
                 clock: self.clock.address(),
@@ -910,14 +939,16 @@ impl<R: Rule> Optimizer<R> {
         }
         if R::NORMS {
             // SAFETY: promised by the caller.
-            unsafe { self.norms(plan) }?;
+            unsafe { self.norms(plan, records) }?;
         }
         let stands = self.control.found_inf;
         for launch in &plan.launches {
-            let ahead = launch.ahead(self.multiprocessors)[0];
-            let mut arguments = self.arguments(plan, launch, launch.places[0], counts, ahead);
-            if let Some(direct) = direct {
-                arguments.launch.direct = direct;
+            let tiles_ahead = launch.ahead(self.multiprocessors)[0];
+            let mut arguments = self.arguments(plan, launch, launch.places[0], records, tiles_ahead);
+            arguments.launch.counts = counts;
+            arguments.launch.direct = direct;
+            if direct.next_records != 0 {
+                arguments.launch.direct.next_records += launch.records_at();
             }
             let blocks = launch.blocks(self.multiprocessors);
             let (module, name) = (launch.kernel.module, &launch.kernel.name);
@@ -935,53 +966,69 @@ impl<R: Rule> Optimizer<R> {
             known.map(|known| StepProgress { executed: known.executed + 1 - stands, skipped: known.skipped + stands });
         self.host_ages.steps_of(&plan.tensors).steps += 1 - stands;
         self.last = plan.tensors.clone();
+        *plan.ahead() = ahead;
         Ok(())
     }
 
-    /// What the launches of a step are told, where the host knows all that it goes by.
-    fn direct(&mut self, plan: &Planned, clipped: bool) -> Option<Direct> {
-        let known = self.known?;
+    /// What the launches of a step are told, where the host knows all that it goes by, and what is made ahead then.
+    fn direct(&mut self, plan: &Planned, clipped: bool, ahead: Ahead) -> (Direct, Ahead) {
+        let mut direct = Direct { seeded: self.seeded.into(), ..Direct::OFF };
+        let mut after = Ahead { half: ahead.half, ..Ahead::default() };
         let told = !clipped && !R::NORMS && !self.meter && !self.control.found_inf;
-        let alone = matches!(&plan.launches[..], [launch] if launch.items.len() == 1);
-        let few = plan.small && self.groups.len() <= MOST_GROUPS;
-        if !told || !(alone || few) || plan.launches.iter().any(|launch| launch.tiles == 0) {
-            return None;
-        }
-        let (step, control) = (known.executed + 1, self.control);
-        // Scalars of states that there are not are those of an age of 1, as the device makes them.
-        let ages = self.host_ages.next_of(&plan.tensors)?.map(|age| age.max(1));
-        let of = |group: &ParameterGroup<R>| scalars(&group.config.scalars(ages, &control), group.config.skips_zeros());
+        let Some(known) = self.known.filter(|_| told && plan.launches.iter().all(|launch| launch.tiles > 0)) else {
+            return (direct, after);
+        };
+        let step = known.executed + 1;
         let seed = |rounding| if let Rounding::Stochastic { seed } = rounding { seed } else { 0 };
-        let [seed_parameters, seed_states] = [self.parameters, self.rounding].map(seed);
-        let (clock, table) = (self.clock.address(), self.ages.address());
-        let seeded = self.seeded.into();
-        let states = R::STATES.len() as u32;
-        let mut direct =
-            Direct { seeded, states, seed_parameters, seed_states, clock, ages: table, step, ..Direct::OFF };
-        if let (true, [memory]) = (alone, &plan.tensors.list[..]) {
-            let high = (self.tensors.get(&memory.id)?.first >> 34) as u32;
-            let key = |role: usize| {
-                let seed = if role == 0 { seed_parameters } else { seed_states };
-                Keys::new(seed, step, memory.id, role as u32 + 1, high).words()
-            };
-            direct.on = 1;
-            direct.record = Record::new(from_fn(key), &of(&self.groups[memory.group]));
-        } else {
-            direct.on = 2;
-            direct.scalars.iter_mut().zip(&self.groups).for_each(|(to, group)| *to = of(group));
+        let seeds = [self.parameters, self.rounding].map(seed);
+        [direct.seed_parameters, direct.seed_states] = seeds;
+        let alone = matches!(&plan.launches[..], [launch] if launch.items.len() == 1);
+        let few = self.groups.len() <= MOST_GROUPS && plan.launches.iter().all(|launch| launch.items.len() <= FEW);
+        let ready = !self.captured && ahead.step == step && ahead.seeds == seeds;
+        let mode = match (alone, few) {
+            (true, _) => 1,
+            (_, true) if ready => 3,
+            (_, true) if plan.small => 2,
+            _ => 0,
+        };
+        if let Some(ages) = self.host_ages.next_of(&plan.tensors).filter(|_| mode > 0) {
+            // Scalars of states that there are not are those of an age of 1, as the device makes them.
+            let (ages, control) = (ages.map(|age| age.max(1)), self.control);
+            let of =
+                |group: &ParameterGroup<R>| scalars(&group.config.scalars(ages, &control), group.config.skips_zeros());
+            direct.on = mode;
+            direct.states = R::STATES.len() as u32;
+            (direct.clock, direct.ages, direct.step) = (self.clock.address(), self.ages.address(), step);
+            if let (true, [memory]) = (alone, &plan.tensors.list[..]) {
+                let high = self.tensors.get(&memory.id).map_or(0, |state| (state.first >> 34) as u32);
+                let key = |role: usize| {
+                    Keys::new(seeds[usize::from(role > 0)], step, memory.id, role as u32 + 1, high).words()
+                };
+                direct.record = Record::new(from_fn(key), &of(&self.groups[memory.group]));
+            } else {
+                direct.scalars.iter_mut().zip(&self.groups).for_each(|(to, group)| *to = of(group));
+            }
         }
-        Some(direct)
+        if few && !alone && !self.captured {
+            // As long after this step as this one comes after the last.
+            let since = if ahead.last == 0 { 1 } else { step.saturating_sub(ahead.last).max(1) };
+            let next = step.saturating_add(since);
+            after = Ahead { half: !ahead.half, step: next, seeds, last: step };
+            (direct.next_records, direct.next_step) = (plan.records(after.half), next);
+        }
+        (direct, after)
     }
 
     /// The norms of whole tensors, and what follows from them.
     ///
     /// # Safety
     /// As [`execute`](Self::execute).
-    unsafe fn norms(&self, plan: &Planned) -> Result<(), CudaError> {
+    unsafe fn norms(&self, plan: &Planned, records: u64) -> Result<(), CudaError> {
         let chunks = u64::from(plan.chunks);
         for launch in &plan.launches {
             let Some((module, kernel)) = &launch.kernel.norms else { continue };
-            let arguments = self.arguments(plan, launch, launch.places[1], 0, launch.ahead(self.multiprocessors)[1]);
+            let ahead = launch.ahead(self.multiprocessors)[1];
+            let arguments = self.arguments(plan, launch, launch.places[1], records, ahead);
             let sums = plan.sums.address() + 8 * u64::from(launch.chunk);
             // SAFETY: promised by the caller; there is room for two sums of each chunk.
             unsafe {
@@ -999,7 +1046,7 @@ impl<R: Rule> Optimizer<R> {
         }
         let trust = TrustArguments {
             items: plan.items.address(),
-            records: plan.records.address(),
+            records,
             hyper: self.hyper.address(),
             sums: plan.sums.address(),
             chunks,
@@ -1013,7 +1060,7 @@ impl<R: Rule> Optimizer<R> {
         plan: &Planned,
         launch: &PlannedLaunch,
         places: Places,
-        counts: u64,
+        records: u64,
         ahead: u32,
     ) -> AnyArguments {
         let PlannedLaunch { items, p_type, g_type, states, kernel, .. } = launch;
@@ -1022,8 +1069,8 @@ impl<R: Rule> Optimizer<R> {
             launch: ManyArguments {
                 places: plan.places.address() + 4 * places.at as u64,
                 items: plan.items.address() + (size_of::<Item>() * items.start) as u64,
-                records: plan.records.address() + (size_of::<Record>() * items.start) as u64,
-                counts,
+                records: records + launch.records_at(),
+                counts: 0,
                 count: items.len() as u32,
                 place_shift: places.shift,
                 p_draws: stochastic(self.parameters),
