@@ -109,11 +109,7 @@ fn seeded(entry: &str) -> [usize; 2] {
         ["blocks", ..] => [2 * 16; 2],
         ["norms", _, "any"] => [0; 2],
         ["norms", ..] => [8; 2],
-        [name, parameters, ..]
-            if words.len() > 3 && RULES.iter().any(|rule| rule.name == name && rule.divisions > 0) =>
-        {
-            [if parameters == "f32" { 4 } else { 8 }; 2]
-        }
+        [name, ..] if words.len() > 3 && RULES.iter().any(|rule| rule.name == name && rule.divisions > 0) => [8; 2],
         _ => [0; 2],
     }
 }
@@ -171,8 +167,8 @@ fn written(entry: &str, counts: &Counts) -> Counts {
             [[fused + rule.of_states + rule.fused, divisions, divisions], none]
         }
         // Elements at once, each with those that look for NaN, and one by one.
-        [name, parameters, ..] => {
-            let (rule, elements) = (rule(name), if parameters == "f32" { 4 } else { 8 });
+        [name, _, ..] => {
+            let (rule, elements) = (rule(name), 8);
             let of_seeds = rule.divisions * (OF_SEEDS[0] + OF_SEEDS[1]);
             let fused = elements * (rule.fused + rule.watched + of_seeds) + rule.fused;
             [[fused, rule.divisions, rule.divisions], none]
