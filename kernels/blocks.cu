@@ -108,7 +108,7 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
     // Begins to load tile t of all, the first one or the next.
     FN_METHOD void load_tile(u32 t, bool first) {
         if (first || t - before >= word_in(taken[slot].item.tiles)) {
-            const u32 item = item_of(a.launch, t);
+            const u32 item = item_by_steps(a.launch, t);
             slot ^= 1;
             take_by_warp(taken[slot], a.launch, item);
             const Item &it = taken[slot].item;

@@ -86,7 +86,7 @@ template <class T> FN Near near_unit(u32 scale) {
 template <class T> FN float folded(float x) {
     if (T::ZERO) return x;
     const float below = saturated(fmaf(x, 2.0f, -float_of(T::ONE)));
-    return below < x ? below : x;
+    return fminf(below, x);
 }
 
 // |x| as a word whose highest byte is its code, with what is dropped below and what goes up carried into it. What of the word lies
