@@ -274,8 +274,16 @@ fn interrupted() {
         assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
         child.wait_with_output().unwrap()
     };
+    // A shell has what it starts in the background ignore some from the start, and a program leaves it at that.
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+    let ignored = u64::from_str_radix(ignored.trim(), 16).unwrap();
     let script = "exec \"$0\" cast in out --seed 1 --to e2m1 --threads 1";
-    for signal in ["-INT", "-TERM", "-HUP"] {
+    for (signal, number) in [("-INT", 2), ("-TERM", 15), ("-HUP", 1)] {
+        if ignored >> (number - 1) & 1 == 1 {
+            eprintln!("skipped: {signal}, which is ignored here");
+            continue;
+        }
         let error = failed(&signalled(signal, script), signal);
         assert_eq!(error, "halfulp: interrupted; OUT is as it was\n");
         assert_eq!(names().count(), 2, "{signal}");
