@@ -203,8 +203,11 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
         return sure;
     }
 
-    // Whether a thread has second moments that are, or are likely to become, too small for SeededNormal.
-    FN_METHOD bool small() const { return V::ZERO ? v[0] == 0 : near_unit<V>(scale_v).decode * float_of(V::ONE / 4) < LEAST_NORMAL; }
+    // Whether a thread has second moments that are likely to become too small for SeededNormal, or, where nothing looks at what they
+    // become, that may: in a format without zero none falls below beta2 times the value of code 0.
+    FN_METHOD bool small(float beta2) const {
+        return V::ZERO ? v[0] == 0 : !(near_unit<V>(scale_v).decode * float_of(V::ONE / 2) * beta2 >= LEAST_NORMAL);
+    }
 
     // The largest scale code of a block's threads, of two moments in half a word each.
     FN_METHOD u32 of_block(u32 scales, u32 lanes) const {
@@ -231,7 +234,7 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
         bool sure = false;
         const AdamW::Scalars s = scalars_of<AdamW>(of.record);
         const bool seeded = a.launch.seeded && AdamW::seeded(s);
-        const bool normal = seeded && AdamW::one_factor(s) && __all_sync(0xFFFFFFFF, !small());
+        const bool normal = seeded && AdamW::one_factor(s) && __all_sync(0xFFFFFFFF, !small(s.beta2));
         if (normal) {
             SeededNormal arithmetic;
             make<true>(made, arithmetic, of);

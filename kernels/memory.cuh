@@ -34,10 +34,6 @@ template <int N> FN void store(void *to, const u32 *w) {
         }
     }
 }
-// Into the L1 cache: what is loaded is nothing to anyone, and nobody waits for it.
-FN void touch(const void *at) {
-    asm volatile("{\n\t.reg .b32 ignored;\n\tld.global.u32 ignored, [%0];\n\t}" :: "l"(at));
-}
 // Into the L2 cache.
 FN void prefetch(const void *at) { asm volatile("prefetch.global.L2 [%0];" :: "l"(at)); }
 // The two as one word, `low` in its lower half.
@@ -88,7 +84,6 @@ template <int N> FN void store(void *to, const u32 *w) {
         }
     }
 }
-FN void touch(const void *) {}
 FN void prefetch(const void *) {}
 FN u32 bf16_pair(float low, float high) {
     const u32 codes[2] = {code_bf16<NearestEven>(0x7F80, bits_of(low), 0), code_bf16<NearestEven>(0x7F80, bits_of(high), 0)};

@@ -1,7 +1,8 @@
 // One step of many tensors whose states are f32 or BF16: reads p, g and states once and writes p and states once.
 //
-// Each thread steps two quads of consecutive elements in place, THREADS quads apart. Every access of a warp is contiguous. Bytes an element: 2 (p) + 1 (g) + 2 a state, times their widths:
-// AdamW has 28 in f32 throughout, 20 with f32 p and g and BF16 moments, 14 in BF16 throughout. The arrays must not overlap.
+// Each thread steps two quads of consecutive elements in place, THREADS quads apart. Every access of a warp is contiguous.
+// Bytes an element: 2 (p) + 1 (g) + 2 a state, times their widths: AdamW has 28 in f32 throughout, 20 with f32 p and g and BF16
+// moments, 14 in BF16 throughout. The arrays must not overlap.
 // A block has one tile of an item, whose element 0 starts a group. Where memory is aligned to four elements whole tiles go by
 // quads; else, in the last tile, and where a quad needs it, elements are taken one by one.
 #include "many.cuh"
@@ -257,7 +258,7 @@ FN void step(const Launch &a, Taken &taken, Tally &tally) {
     if (METER) count<R::COUNT>(tally, a.counts[item.slot * COPIES + blockIdx.x % COPIES], seen);
 }
 
-// Blocks to a multiprocessor: 40 registers a thread leave 12, 48 leave 10, 64 leave 8, 80 leave 6, 96 leave 5.
+// Blocks to a multiprocessor: 64 registers a thread leave 8, 72 leave 7, 80 leave 6, 96 leave 5.
 template <class R, class P, class M, bool METER> struct Blocks {
     static const bool MANY = R::COUNT > 2 || METER || M::bytes == 4;
     static const int OF = P::bytes == 2 ? (R::COUNT > 2 && M::bytes == 4 ? 5 : MANY ? 6 : 8) : R::COUNT > 2 ? 5 : MANY ? 7 : 8;

@@ -641,6 +641,31 @@ fn blocks_with_seeds_and_without() {
     }
 }
 
+/// Second moments whose format has no zero, but which all but vanish under a small beta2: too small for roots of what is not placed.
+#[test]
+fn second_moments_that_fall_fast() {
+    let Some(gpu) = gpu(5) else { return };
+    let config =
+        AdamWConfig { lr: 0.1, beta1: 0.0, beta2: 1e-9, eps: 1e-18, weight_decay: 0.0, ..AdamWConfig::default() };
+    let n = 128 * 64;
+    for magnitude in [-47, -46, -45] {
+        let mut host = optim::AdamW::new(config, States::FP4, Rounding::Nearest).unwrap();
+        let mut device = cuda::AdamW::new(&gpu, config, States::FP4, Rounding::Nearest).unwrap();
+        let mut p = vec![0.0f32; n];
+        let mut device_p = gpu.upload(&p).unwrap();
+        for (step, exponent) in [(1, magnitude), (2, -62)] {
+            let g: Vec<f32> = values(step, n, false).iter().map(|x| (1.0 + x.abs()) * 2f32.powi(exponent)).collect();
+            let device_g = gpu.upload(&g).unwrap();
+            host.step_tensors(&mut [Parameter::numbered(1, &mut p, &g)]).unwrap();
+            device.step_tensors(&mut [DeviceParameter::numbered(1, &mut device_p, &device_g)]).unwrap();
+            let got = gpu.download(&device_p).unwrap();
+            let wrong = p.iter().zip(&got).filter(|(p, got)| p.to_bits() != got.to_bits()).count();
+            assert_eq!(wrong, 0, "of {n}, 2^{magnitude}, step {step}");
+        }
+        assert!(same_states(&device.to_host().unwrap(), &host, 1), "2^{magnitude}");
+    }
+}
+
 /// A thousand tensors, at odd offsets, by one plan; the plan made anew after a change of what it was made of.
 #[test]
 fn plans_of_many() {

@@ -982,10 +982,16 @@ impl<R: Rule> Optimizer<R> {
         let seed = |rounding| if let Rounding::Stochastic { seed } = rounding { seed } else { 0 };
         let seeds = [self.parameters, self.rounding].map(seed);
         [direct.seed_parameters, direct.seed_states] = seeds;
-        let alone = matches!(&plan.launches[..], [launch] if launch.items.len() == 1);
+        // One tensor of one item, and the high half of its groups.
+        let alone = match (&plan.launches[..], &plan.tensors.list[..]) {
+            ([launch], [memory]) if launch.items.len() == 1 => {
+                self.tensors.get(&memory.id).map(|state| (memory, (state.first >> 34) as u32))
+            }
+            _ => None,
+        };
         let few = self.groups.len() <= MOST_GROUPS && plan.launches.iter().all(|launch| launch.items.len() <= FEW);
         let ready = !self.captured && ahead.step == step && ahead.seeds == seeds;
-        let mode = match (alone, few) {
+        let mode = match (alone.is_some(), few) {
             (true, _) => 1,
             (_, true) if ready => 3,
             (_, true) if plan.small => 2,
@@ -999,8 +1005,7 @@ impl<R: Rule> Optimizer<R> {
             direct.on = mode;
             direct.states = R::STATES.len() as u32;
             (direct.clock, direct.ages, direct.step) = (self.clock.address(), self.ages.address(), step);
-            if let (true, [memory]) = (alone, &plan.tensors.list[..]) {
-                let high = self.tensors.get(&memory.id).map_or(0, |state| (state.first >> 34) as u32);
+            if let Some((memory, high)) = alone {
                 let key = |role: usize| {
                     Keys::new(seeds[usize::from(role > 0)], step, memory.id, role as u32 + 1, high).words()
                 };
@@ -1009,7 +1014,7 @@ impl<R: Rule> Optimizer<R> {
                 direct.scalars.iter_mut().zip(&self.groups).for_each(|(to, group)| *to = of(group));
             }
         }
-        if few && !alone && !self.captured {
+        if few && alone.is_none() && !self.captured {
             // As long after this step as this one comes after the last.
             let since = if ahead.last == 0 { 1 } else { step.saturating_sub(ahead.last).max(1) };
             let next = step.saturating_add(since);
