@@ -352,7 +352,7 @@ fn host_time(gpu: &Gpu, case: &mut Case) -> Result<f64, Error> {
     Ok(best)
 }
 
-const DEFAULT: [&str; 111] = [
+const DEFAULT: [&str; 96] = [
     "copy-6@24",
     "cast-bf16-nearest@24",
     "cast-bf16-stochastic@24",
@@ -401,18 +401,10 @@ const DEFAULT: [&str; 111] = [
     "copy-6-graph@16",
     "cast-bf16-stochastic@16",
     "cast-bf16-stochastic-graph@16",
-    "copy-20@16",
-    "copy-20-graph@16",
-    "adamw-20-stochastic@16",
-    "adamw-20-stochastic-graph@16",
     "copy-6@20",
     "copy-6-graph@20",
     "cast-bf16-stochastic@20",
     "cast-bf16-stochastic-graph@20",
-    "copy-20@20",
-    "copy-20-graph@20",
-    "adamw-20-stochastic@20",
-    "adamw-20-stochastic-graph@20",
     "copy-20@llama",
     "adamw-20-nearest@llama",
     "adamw-20-stochastic@llama",
@@ -449,22 +441,30 @@ const DEFAULT: [&str; 111] = [
     "lion-13-any-stochastic@28",
     "copy-20@8192*28672",
     "adamw-20-stochastic@8192*28672",
+    "adam-20-stochastic@8192*28672",
     "copy-16@8192*28672",
     "sgd-16-stochastic@8192*28672",
     "lion-16-stochastic@8192*28672",
-    "copy-20@8",
-    "adamw-20-stochastic@8",
-    "adamw-20-stochastic-graph@8",
-    "copy-20@12",
-    "adamw-20-stochastic@12",
-    "adamw-20-stochastic-graph@12",
-    "copy-16@16",
-    "sgd-16-stochastic-graph@16",
-    "lion-16-stochastic-graph@16",
-    "copy-16@20",
-    "sgd-16-stochastic-graph@20",
-    "lion-16-stochastic-graph@20",
+    "copy-24@8192*28672",
+    "ademamix-24-stochastic@8192*28672",
+    "copy-32@8192*28672",
+    "lamb-32-stochastic@8192*28672",
 ];
+
+/// The cases above, and those of few elements by every rule, eager and captured.
+fn default_cases() -> Vec<String> {
+    const RULES: [(u32, &[&str]); 4] =
+        [(20, &["adamw", "adam"]), (16, &["sgd", "lion"]), (24, &["ademamix"]), (32, &["lamb"])];
+    let mut names = DEFAULT.map(String::from).to_vec();
+    for k in [8, 12, 16, 20] {
+        for (bytes, rules) in RULES {
+            let steps = rules.iter().map(|rule| format!("{rule}-{bytes}-stochastic"));
+            let cases = std::iter::once(format!("copy-{bytes}")).chain(steps);
+            names.extend(cases.flat_map(|case| [format!("{case}@{k}"), format!("{case}-graph@{k}")]));
+        }
+    }
+    names
+}
 
 fn main() -> Result<(), Error> {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
@@ -507,12 +507,11 @@ fn main() -> Result<(), Error> {
         return Ok(());
     }
 
-    let names: Vec<&str> =
-        if arguments.is_empty() { DEFAULT.to_vec() } else { arguments.iter().map(String::as_str).collect() };
+    let names = if arguments.is_empty() { default_cases() } else { arguments };
     println!("{} | {}", gpu.name()?, names.len());
     // A copy and the cases of the same bytes that follow it are measured together.
     let mut groups: Vec<Vec<&str>> = vec![];
-    for name in names {
+    for name in &names {
         let is_copy = name.starts_with("copy") && !name.contains("-graph@");
         if is_copy || groups.is_empty() {
             groups.push(vec![]);

@@ -30,11 +30,14 @@ typedef BlockElement<2, 2, 1, false, false, 15> UE2M2Nz;
 
 #define NAN_SCALE 0xFFu
 
+// Moments may be held in units of a block's own, 2^(unit - UNIT), as far as they are normal numbers then; in that of UNIT they are themselves.
+#define UNIT 107u
+
 // The E8M0 code of the scale of a block whose largest magnitude has these f32 bits: 2^k with k the smallest integer with
 // amax <= max 2^k, at least -126; NaN if not all of the block is finite.
-template <class T> FN u32 scale_code(u32 amax) {
+template <class T> FN u32 scale_code(u32 amax, u32 unit = UNIT) {
     // The sum carries into the exponent where the fraction is above that of max.
-    int code = (int)((amax + (0x7FFFFF - T::MAX_FRACTION)) >> 23) - T::MAX_EXPONENT;
+    int code = (int)((amax + (0x7FFFFF - T::MAX_FRACTION)) >> 23) + ((int)unit - (int)UNIT - T::MAX_EXPONENT);
     code = code > 1 ? code : 1;
     return amax < F32_INFINITY ? (u32)code : NAN_SCALE;
 }
@@ -56,38 +59,21 @@ template <class T> FN float placed(u32 word, int i) {
     return float_of(T::ZERO || bits > T::ONE / 2 ? bits : T::ONE / 2);
 }
 
-// For each byte of codes of 4 bits both values, placed, made by a block of `threads`.
-struct Pairs {
-    float x[256][2];
-};
-template <class T> FN void make_pairs(Pairs &pairs, u32 thread, u32 threads) {
-    for (u32 i = thread; i < 256; i += threads) pairs.x[i][0] = placed<T>(i, 0), pairs.x[i][1] = placed<T>(i, 1);
-}
-// Of byte i of a word.
-FN void pair_of(const Pairs &pairs, u32 word, int i, float (&x)[2]) {
-    const u32 at = (i == 0 ? word << 3 : word >> (8 * i - 3)) & 0x7F8;
-    const float *pair = (const float *)((const char *)&pairs + at);
-    x[0] = pair[0], x[1] = pair[1];
-}
-
 // Blocks less than BIAS beyond the scale 1 are near: one factor, a normal number as its inverse is, takes codes to values, and its
-// inverse takes values to codes.
-template <class T> FN bool is_near(u32 scale) { return scale < 127u + T::BIAS; }
+// inverse takes values to codes. In other units others are.
+template <class T> FN bool is_near(u32 scale, u32 unit = UNIT) { return scale < 127u + T::BIAS + unit - UNIT; }
 struct Near {
     float encode, decode;
 };
-template <class T> FN Near near_unit(u32 scale) {
-    Near n = {float_of((127u + T::BIAS - scale) << 23), float_of((scale + 127u - T::BIAS) << 23)};
+template <class T> FN Near near_unit(u32 scale, u32 unit = UNIT) {
+    const u32 up = 127u + T::BIAS + unit - UNIT - scale;
+    Near n = {float_of(up << 23), float_of((254 - up) << 23)};
     return n;
 }
 
 // Below code 1 of a format without zero a ulp is half as long, and begins at code 0; what lies below that is code 0. f32 has a
-// subnormal number for each multiple of its ulp there, and above the double of x less one is x at least.
-template <class T> FN float folded(float x) {
-    if (T::ZERO) return x;
-    const float below = saturated(fmaf(x, 2.0f, -float_of(T::ONE)));
-    return fminf(below, x);
-}
+// subnormal number for each multiple of its ulp there, so that both differences are exact.
+template <class T> FN float folded(float x) { return T::ZERO ? x : saturated(x - saturated(float_of(T::ONE) - x)); }
 
 // |x| as a word whose highest byte is its code, with what is dropped below and what goes up carried into it. What of the word lies
 // above the code is zero.

@@ -40,6 +40,10 @@
 //   17, n, (a, b) n times                               quotients a / b by the best seed, by the two next to it, and written
 //   18, rule, scalars (14 words), n, (p, g, state, state, state) n times
 //                                                       of each element, whether the seeded step covers it; if so new p and states
+//   19, scalars (14 words), n, (scale of m, of v, p, g, value of a code of m, of v) n times
+//                                                       whether Bounds covers the scalars; of each element, whether it covers the scales and
+//                                                       new moments; if so whether those are the rule's, whether the parameter lies
+//                                                       between bounds from any seeds, and by how many parts of 2^-24 its step is off
 // A rule is 0 (AdamW), 1 (Adam), 2 (SGD), 3 (Lion), 4 (AdEMAMix), 5 (LAMB).
 // An element is 0 (E4M3), 1 (E5M2), 2 (UE5M3), 3 (UE4M4), 4 (E2M1), 5 (UE2M2Nz). A decision is 0 (nearest), 16 or 32 (stochastic with so many bits).
 #include <algorithm>
@@ -47,6 +51,7 @@
 #include <vector>
 
 #include "blocks.cuh"
+#include "bounds.cuh"
 #include "norm.cuh"
 #include "random.cuh"
 #include "round.cuh"
@@ -272,6 +277,52 @@ static void inverses() {
     out[0] = n;
 }
 
+// Seeds that are as far off as those of the hardware may be.
+struct FarSeeds {
+    int of_root, of_inverse; // -1, 0 or 1
+    static float far(double exact, int side) {
+        const double most = exact * (1 + side * 0x1p-23);
+        float x = (float)most;
+        if (std::fabs((double)x - exact) > exact * 0x1p-23) x = std::nextafter(x, (float)exact);
+        return x;
+    }
+    float root(float x) const { return far(std::sqrt((double)x), of_root); }
+    float inverse(float x) const { return far(1 / (double)x, of_inverse); }
+};
+
+static void between() {
+    struct Given { u32 words[14]; }; Given given = read<Given>();
+    AdamW::Scalars s;
+    std::memcpy(&s, given.words, sizeof s);
+    const bool covered = Bounds::covers(s);
+    out.push_back(covered);
+    for (u32 n = next(); n > 0; n--) {
+        const u32 scale_m = next(), scale_v = next();
+        const float p = read<float>(), g = read<float>(), m = read<float>(), v = read<float>();
+        const double unit_m = std::exp2((double)scale_m - UNIT), unit_v = std::exp2((double)scale_v - UNIT), unit = std::exp2(127.0 - UNIT);
+        float x[2] = {(float)(m / unit * unit_m), (float)(v / unit * unit_v)};
+        Written written;
+        const float now = AdamW::step(written, s, p, g, x);
+        bool covers = covered && Bounds::covers(scale_m, scale_v), same = true, inside = true;
+        double most = 0;
+        for (int seed = 0; covers && seed < 9; seed++) {
+            const Bounds bounds(s, scale_m, scale_v);
+            const FarSeeds seeds = {seed % 3 - 1, seed / 3 - 1};
+            float new_m = (float)(m / unit) * s.beta1, new_v = (float)(v / unit) * s.beta2, low, high;
+            bounds.step(p, AdamW::scaled(s, g), new_m, new_v, low, high, seeds);
+            covers = Bounds::covers_moments(std::fabs(new_m), bits_of(new_v)) && Bounds::covers_least(bits_of(new_v)) && Bounds::fair(new_m);
+            same = same && new_m * unit_m == x[0] && new_v * unit_v == x[1];
+            inside = inside && std::min(low, high) <= now && now <= std::max(low, high);
+            // Its step, and that of the rule.
+            const double of_rule = (double)s.minus_step * (x[0] / fmaf(sqrtf(x[1]), s.root_correction, s.eps));
+            const double near = (double)bounds.low * (new_m * seeds.inverse(fmaf(seeds.root(new_v), bounds.root, s.eps))) / (1 - 0x1p-20);
+            if (of_rule != 0) most = std::max(most, std::fabs(near / of_rule - 1) * 0x1p24);
+        }
+        out.push_back(covers);
+        if (covers) out.push_back(same), out.push_back(inside), out.push_back((u32)(most * 1000));
+    }
+}
+
 template <template <class> class Ask> static void of_rule(u32 rule) {
     switch (rule) {
     case 0: Ask<AdamW>::answer(); break;
@@ -405,6 +456,7 @@ int main() {
         break;
     }
     case 18: of_rule<SeededSteps>(next()); break;
+    case 19: between(); break;
     }
     std::fwrite(out.data(), 4, out.size(), stdout);
     return 0;

@@ -105,14 +105,14 @@ static_assert(__builtin_offsetof(Launch, seeded) == 52 && __builtin_offsetof(Lau
 // Copies words of a record that lies in shared memory to registers, four at a time, whenever it is asked: the compiler would keep
 // them in registers for good, and be short of those.
 #ifdef __CUDACC__
-template <int N> FN void from_shared(u32 (&w)[N], const u32 *at) {
-    const u32 address = (u32)__cvta_generic_to_shared(at);
-    UNROLL for (int i = 0; i < N; i += 4)
+template <int N> FN void from_shared(u32 (&w)[N], SharedAddress address) {
+    if (N == 2) asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "r"(address));
+    UNROLL for (int i = 0; i < N / 4 * 4; i += 4)
         asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(w[i]), "=r"(w[i + 1]), "=r"(w[i + 2]), "=r"(w[i + 3]) : "r"(address + 4 * i));
 }
 #else
-template <int N> FN void from_shared(u32 (&w)[N], const u32 *at) { load<N>(w, at); }
+template <int N> FN void from_shared(u32 (&w)[N], SharedAddress at) { load<N>(w, at); }
 #endif
 
 // What a block has of its item in shared memory.
@@ -122,26 +122,27 @@ struct alignas(16) Taken {
     u32 middle; // MIDDLE, which a compiler that does not know it keeps in a register: a constant would ask for a move at each use
 };
 
-// Pointers and words of the item, likewise.
+// Pointers and words, likewise.
 #ifdef __CUDACC__
-FN u64 double_word_in(const u64 &at) {
+FN u64 double_word_at(SharedAddress at) {
     u64 word;
-    asm volatile("ld.shared.u64 %0, [%1];" : "=l"(word) : "r"((u32)__cvta_generic_to_shared(&at)));
+    asm volatile("ld.shared.u64 %0, [%1];" : "=l"(word) : "r"(at));
     return word;
 }
-template <class T> FN T *pointer_in(T *const &at) { return (T *)double_word_in((const u64 &)at); }
-FN u32 word_in(const u32 &at) {
+FN u32 word_at(SharedAddress at) {
     u32 word;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"((u32)__cvta_generic_to_shared(&at)));
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(at));
     return word;
 }
 #else
-FN u64 double_word_in(const u64 &at) { return at; }
-template <class T> FN T *pointer_in(T *const &at) { return at; }
-FN u32 word_in(const u32 &at) { return at; }
+FN u64 double_word_at(SharedAddress at) { return *(const u64 *)at; }
+FN u32 word_at(SharedAddress at) { return *(const u32 *)at; }
 #endif
+FN u64 double_word_in(const u64 &at) { return double_word_at(address_of(&at)); }
+FN u32 word_in(const u32 &at) { return word_at(address_of(&at)); }
+template <class T> FN T *pointer_in(T *const &at) { return (T *)double_word_at(address_of(&at)); }
 
-template <class R> FN typename R::Scalars scalars_of(const Record &r) {
+template <class R> FN typename R::Scalars scalars_of(SharedAddress record) {
     typedef typename R::Scalars Scalars;
     const int words = sizeof(Scalars) / 4;
     static_assert(words < 16, "scalars outgrow a record");
@@ -149,17 +150,19 @@ template <class R> FN typename R::Scalars scalars_of(const Record &r) {
         u32 w[(words + 3) / 4 * 4];
         Scalars scalars;
     } s;
-    from_shared(s.w, r.scalars);
+    from_shared(s.w, record + __builtin_offsetof(Record, scalars));
     return s.scalars;
 }
+template <class R> FN typename R::Scalars scalars_of(const Record &r) { return scalars_of<R>(address_of(&r)); }
 
 // Keys of parameters (0) and of states from 1 on.
-FN Keys keys_of(const Record &r, int role) {
+FN Keys keys_of(SharedAddress record, int role) {
     u32 w[8];
-    from_shared(w, r.keys[role]);
+    from_shared(w, record + (u32)(__builtin_offsetof(Record, keys) + role * sizeof w));
     Keys keys = {{w[0], w[1], w[2], w[3], w[4]}};
     return keys;
 }
+FN Keys keys_of(const Record &r, int role) { return keys_of(address_of(&r), role); }
 
 // The item of a tile, of its step or of its norms: between the places of the stretch that the tile is in and of the next one, which are
 // the same mostly.

@@ -34,8 +34,34 @@ template <int N> FN void store(void *to, const u32 *w) {
         }
     }
 }
+FN u32 load_byte(const void *from) {
+    u32 x;
+    asm volatile("ld.global.u8 %0, [%1];" : "=r"(x) : "l"(from));
+    return x;
+}
+FN void store_byte(void *to, u32 x) { asm volatile("st.global.u8 [%1], %0;" :: "r"(x), "l"(to)); }
 // Into the L2 cache.
 FN void prefetch(const void *at) { asm volatile("prefetch.global.L2 [%0];" :: "l"(at)); }
+// Begins to copy 8 or 16 bytes from global to shared memory. Copies that were begun are a group when that is said, and there when no more
+// groups than so many are under way, for the thread that began them.
+typedef u32 SharedAddress;
+FN SharedAddress address_of(const void *at) { return (u32)__cvta_generic_to_shared(at); }
+// The same, kept in a register: the compiler would make it anew at each use.
+FN SharedAddress kept(SharedAddress address) {
+    asm volatile("" : "+r"(address));
+    return address;
+}
+// The other one of two neighbours of so many bytes, or for 0 bytes the same one.
+FN SharedAddress beside(SharedAddress address, u32 bytes) { return address ^ bytes; }
+template <int BYTES> FN void begin_copy(SharedAddress address, const void *from) {
+    if (BYTES == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(address), "l"(from));
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" :: "r"(address), "l"(from));
+    }
+}
+FN void end_group() { asm volatile("cp.async.commit_group;"); }
+template <int GROUPS> FN void wait_for_groups() { asm volatile("cp.async.wait_group %0;" :: "n"(GROUPS)); }
 // The two as one word, `low` in its lower half.
 FN u32 bf16_pair(float low, float high) {
     u32 pair;
@@ -51,6 +77,12 @@ FN u32 larger_halves(u32 a, u32 b) {
 FN u32 times_zero(u32 x, u32 sum) {
     u32 result;
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(x), "r"(0), "r"(sum));
+    return result;
+}
+// Of each half of the words, as BF16: the smaller magnitude, of those that are not NaN, and `least`.
+FN u32 smaller_halves(u32 x, u32 least) {
+    u32 result;
+    asm("{.reg .b32 magnitude; abs.bf16x2 magnitude, %1; min.bf16x2 %0, magnitude, %2;}" : "=r"(result) : "r"(x), "r"(least));
     return result;
 }
 // Exact, and a NaN stays one.
@@ -84,7 +116,19 @@ template <int N> FN void store(void *to, const u32 *w) {
         }
     }
 }
+FN u32 load_byte(const void *from) { return *(const u8 *)from; }
+FN void store_byte(void *to, u32 x) { *(u8 *)to = (u8)x; }
 FN void prefetch(const void *) {}
+typedef char *SharedAddress;
+FN SharedAddress address_of(const void *at) { return (char *)at; }
+template <class T> FN T kept(T x) { return x; }
+FN SharedAddress beside(SharedAddress address, u32 bytes) { return (SharedAddress)((size_t)address ^ bytes); }
+template <int BYTES> FN void begin_copy(SharedAddress to, const void *from) {
+    u32 w[BYTES / 4];
+    load<BYTES / 4>(w, from), store<BYTES / 4>(to, w);
+}
+FN void end_group() {}
+template <int GROUPS> FN void wait_for_groups() {}
 FN u32 bf16_pair(float low, float high) {
     const u32 codes[2] = {code_bf16<NearestEven>(0x7F80, bits_of(low), 0), code_bf16<NearestEven>(0x7F80, bits_of(high), 0)};
     return (low != low ? 0x7FFF : codes[0]) | (high != high ? 0x7FFF : codes[1]) << 16;
@@ -94,6 +138,10 @@ FN u32 larger_halves(u32 a, u32 b) { return of_halves(larger(a & 0xFFFF, b & 0xF
 FN u32 times_zero(u32 x, u32 sum) {
     const bool low = (x & 0x7F80) == 0x7F80, high = (x & 0x7F800000) == 0x7F800000;
     return sum | of_halves(low ? 0x7FFF : 0, high ? 0x7FFF : 0);
+}
+FN u32 smaller_halves(u32 x, u32 least) {
+    const u32 low = x & 0x7FFF, high = x >> 16 & 0x7FFF;
+    return of_halves(smaller(low, least & 0xFFFF), smaller(high, least >> 16));
 }
 FN u32 value_fp16(u32 code) { return widen_fp16(code); }
 #endif

@@ -11,17 +11,22 @@ struct Word {
     u32 x0, x1;
 };
 
-FN Word word(const Keys &keys, u32 group) {
-    u32 x0 = group * 0x9E3779B1u + keys.k[0];
-    u32 x1 = group;
+// Words of several groups from one on: their rounds side by side, so that no round waits for the one before it.
+template <int N> FN void words(Word (&w)[N], const Keys &keys, u32 group) {
+    UNROLL for (int i = 0; i < N; i++) w[i].x0 = (group + i) * 0x9E3779B1u + keys.k[0], w[i].x1 = group + i;
     UNROLL for (int round = 1; round <= 4; round++) {
-        u32 high = high_product(x0, 0xD256D193u);
-        u32 low = x0 * 0xD256D193u;
-        x0 = high ^ x1 ^ keys.k[round];
-        x1 = low;
+        UNROLL for (int i = 0; i < N; i++) {
+            u32 high = high_product(w[i].x0, 0xD256D193u);
+            u32 low = w[i].x0 * 0xD256D193u;
+            w[i].x0 = high ^ w[i].x1 ^ keys.k[round];
+            w[i].x1 = low;
+        }
     }
-    Word w = {x0, x1};
-    return w;
+}
+FN Word word(const Keys &keys, u32 group) {
+    Word w[1];
+    words<1>(w, keys, group);
+    return w[0];
 }
 
 // The middle of what a draw of 16 bits leaves open, where one more byte lies below it.

@@ -33,8 +33,9 @@ fn shipped() -> Vec<(String, String)> {
     all
 }
 
-/// What approximates: seeds of sequences whose result does not depend on their error (kernels/exact.cuh), of normal numbers.
-const SEEDS: [&str; 2] = ["rsqrt.approx.ftz.f32", "rcp.approx.ftz.f32"];
+/// What approximates: seeds of sequences whose result does not depend on their error (kernels/exact.cuh, kernels/bounds.cuh), of normal
+/// numbers.
+const SEEDS: [&str; 3] = ["rsqrt.approx.ftz.f32", "rcp.approx.ftz.f32", "\tsqrt.approx.ftz.f32"];
 
 /// What no kernel may contain: what could round otherwise than the CPU does, or slow. The assembler may fuse a multiplication
 /// and an addition that do not name their rounding.
@@ -96,21 +97,22 @@ fn counts(kernel: &str) -> Counts {
 }
 
 /// Square roots and inverses of a kernel that begin with an approximation.
-fn seeds(kernel: &str) -> [usize; 2] {
+fn seeds(kernel: &str) -> [usize; 3] {
     SEEDS.map(|seed| kernel.matches(seed).count())
 }
 
-/// How many they are in the kernel of this name: one of each an element that is taken with others, or two.
-fn seeded(entry: &str) -> [usize; 2] {
+/// How many they are in the kernel of this name: one of the first two an element that is taken with others, or two; or one, and a root
+/// and an inverse between bounds, twice.
+fn seeded(entry: &str) -> [usize; 3] {
     let words: Vec<&str> = entry.split('_').collect();
     match words[..] {
-        ["ask", "seeds"] => [1; 2],
-        ["blocks", "f32", ..] => [2 * 8; 2],
-        ["blocks", ..] => [2 * 16; 2],
-        ["norms", _, "any"] => [0; 2],
-        ["norms", ..] => [8; 2],
-        [name, ..] if words.len() > 3 && RULES.iter().any(|rule| rule.name == name && rule.divisions > 0) => [8; 2],
-        _ => [0; 2],
+        ["ask", "seeds"] => [1, 1, 0],
+        ["blocks", "f32", ..] => [2 * 8, 2 * 8, 0],
+        ["blocks", ..] => [16, 3 * 16, 2 * 16],
+        ["norms", _, "any"] => [0; 3],
+        ["norms", ..] => [8, 8, 0],
+        [name, ..] if words.len() > 3 && RULES.iter().any(|rule| rule.name == name && rule.divisions > 0) => [8, 8, 0],
+        _ => [0; 3],
     }
 }
 
@@ -155,14 +157,18 @@ fn written(entry: &str, counts: &Counts) -> Counts {
             let each = [rule.fused, rule.divisions, rule.divisions];
             [each.map(|each| each * elements), [0, 3 * rule.states, 0]]
         }
-        // Elements at once, by seeds for what they are mostly, by seeds for anything, and as written, with what looks for NaN in parameters
-        // but where they are looked at in pairs; what is stored below code 1 in a format without zero; and one by one, states first for
-        // the scales of blocks, then everything.
-        ["blocks", parameters, .., v, _] => {
+        // Elements at once: by seeds for what they are mostly, or between two bounds, whose parameters are two; by seeds for anything, and as
+        // written; with what looks for NaN in parameters but where they are looked at in pairs. And one by one, states first for the scales
+        // of blocks, then everything.
+        ["blocks", parameters, ..] => {
             let (rule, elements) = (rule("adamw"), if parameters == "f32" { 8 } else { 16 });
-            let made = rule.fused + usize::from(parameters != "bf16n");
+            let looks = usize::from(parameters != "bf16n");
             let by_seeds = OF_SEEDS[0] + OF_SEEDS[1];
-            let fused = elements * (3 * made + 2 * by_seeds - 1 + usize::from(v == "ue2m2nz"));
+            let mostly = match parameters {
+                "f32" => rule.fused + looks + by_seeds - 1,
+                _ => 2 * (rule.fused + 1 + looks),
+            };
+            let fused = elements * (mostly + 2 * (rule.fused + looks) + by_seeds);
             let divisions = (elements + 1) * rule.divisions;
             [[fused + rule.of_states + rule.fused, divisions, divisions], none]
         }

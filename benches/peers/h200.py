@@ -608,6 +608,21 @@ def lists():
     )
 
 
+def torch_sgd(here):
+    make = stepped(here, sgd_of_torch, lambda g: LR * g.abs())
+    return Theirs("torch SGD fused, FP32 state", 20, make, "sgd-16-stochastic")
+
+
+def torch_adam(here):
+    build = of("torch.optim", "Adam", betas=(BETA1, BETA2), eps=EPS, fused=True, capturable=True)
+    return Theirs("torch Adam fused, FP32 states", 28, stepped(here, build), "adam-20-stochastic")
+
+
+def ademamix8bit(here):
+    build = of_bitsandbytes("AdEMAMix8bit", weight_decay=DECAY)
+    return Theirs("bitsandbytes AdEMAMix8bit", 18.09375, stepped(here, build))
+
+
 def rules(k):
     """The other optimizers."""
     here = [1 << k]
@@ -618,7 +633,7 @@ def rules(k):
         "copy-16",
         ["sgd-16-stochastic", "lion-16-stochastic"],
         [
-            Theirs("torch SGD fused, FP32 state", 20, stepped(here, sgd_of_torch, lambda g: LR * g.abs())),
+            torch_sgd(here),
             Theirs(
                 "bitsandbytes SGD8bit",
                 14.03125,
@@ -638,13 +653,7 @@ def rules(k):
         str(k),
         "copy-24",
         ["ademamix-24-stochastic", "ademamix-18-stochastic"],
-        [
-            Theirs(
-                "bitsandbytes AdEMAMix8bit",
-                18.09375,
-                stepped(here, of_bitsandbytes("AdEMAMix8bit", weight_decay=DECAY)),
-            ),
-        ],
+        [ademamix8bit(here)],
     )
     # That LAMB8bit has no trust ratio, so it reads once what ours reads twice; how far it moves is its own affair.
     lamb = of_bitsandbytes("LAMB8bit", weight_decay=DECAY)
@@ -659,36 +668,39 @@ def rules(k):
 
 
 def other_sizes(sizes):
-    """Few elements and a matrix of a large model."""
-    step = "adamw-20-stochastic"
-    fused = adamw_of_torch(fused=True, capturable=True)
-    for k in (8, 12, 20):
-        yield Group(
-            "sizes",
-            f"adamw 20 B 2^{k}",
-            str(k),
-            "copy-20",
-            ["copy-20-graph", *replayed([step])],
-            with_graph(Theirs("torch fused, FP32 states", 28, stepped([1 << k], fused))),
-        )
+    """Few elements, by every rule, and a matrix of a large model."""
+
+    def torch_adamw(here):
+        fused = adamw_of_torch(fused=True, capturable=True)
+        return Theirs("torch fused, FP32 states", 28, stepped(here, fused))
+
+    for k in (8, 12, 16, 20):
+        here = [1 << k]
+        # Of fewer than 4096 elements bitsandbytes keeps the moments in f32.
+        mix = [ademamix8bit(here)] if k >= 12 else []
+        for name, width, steps, peers in (
+            ("adamw 20 B", 20, ["adamw"], with_graph(torch_adamw(here))),
+            ("adam 20 B", 20, ["adam"], with_graph(torch_adam(here))),
+            ("sgd and lion", 16, ["sgd", "lion"], with_graph(torch_sgd(here))),
+            ("ademamix", 24, ["ademamix"], mix),
+            ("lamb", 32, ["lamb"], []),
+        ):
+            if (name, k) != ("adamw 20 B", 16):  # that one has its group
+                ours = [f"copy-{width}-graph", *replayed(f"{rule}-{width}-stochastic" for rule in steps)]
+                yield Group("sizes", f"{name} 2^{k}", str(k), f"copy-{width}", ours, peers)
     if max(sizes) > 24:
-        here = lengths("8192*28672")
+        at, name = "8192*28672", "8192 x 28,672"
+        here = lengths(at)
         yield Group(
             "sizes",
-            "8192 x 28,672",
-            "8192*28672",
+            name,
+            at,
             "copy-20",
-            [step, "sgd-16-stochastic", "lion-16-stochastic"],
-            [
-                Theirs("torch fused, FP32 states", 28, stepped(here, fused)),
-                Theirs(
-                    "torch SGD fused, FP32 state",
-                    20,
-                    stepped(here, sgd_of_torch, lambda g: LR * g.abs()),
-                    "sgd-16-stochastic",
-                ),
-            ],
+            ["adamw-20-stochastic", "adam-20-stochastic", "sgd-16-stochastic", "lion-16-stochastic"],
+            [torch_adamw(here), torch_adam(here), torch_sgd(here)],
         )
+        yield Group("sizes", f"ademamix {name}", at, "copy-24", ["ademamix-24-stochastic"], [ademamix8bit(here)])
+        yield Group("sizes", f"lamb {name}", at, "copy-32", ["lamb-32-stochastic"], [])
 
 
 def captured_lists():

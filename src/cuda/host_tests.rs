@@ -399,6 +399,59 @@ fn seeded_rules_are_the_rules() {
     check::<LambConfig>(program, 5);
 }
 
+/// Moments in units of their blocks are those of the rule, and its parameter lies between the bounds, whatever the seeds: over the scales
+/// and scalars that are covered, to their ends.
+#[test]
+fn parameters_lie_between_bounds() {
+    let Some(program) = program() else { return };
+    let usual = AdamWConfig::default();
+    let configs = [
+        (usual, 1),
+        (AdamWConfig { lr: 0.1, weight_decay: 0.1, ..usual }, 3),
+        (AdamWConfig { lr: 1e-6, eps: 1e-12, beta1: 0.0, ..usual }, 1000),
+        (AdamWConfig { lr: 10.0, eps: 1.0, beta2: 0.5, weight_decay: 0.04, ..usual }, 2),
+        (AdamWConfig { lr: 1e-3, eps: 1e10, beta2: 0.9999, maximize: true, ..usual }, 10),
+    ];
+    let (mut covered, mut most) = (0, 0);
+    for (number, (config, age)) in configs.into_iter().enumerate() {
+        let scalars = sealed::Rule::scalars(&config, [age; 3], &StepControl::default());
+        let n = 1 << 16;
+        let mut elements = words(6 * n);
+        for (i, element) in elements.chunks_mut(6).enumerate() {
+            let draw = |j: usize| f64::from(element[j]) / f64::from(u32::MAX);
+            // The least and the largest that are covered, and what lies on either side.
+            let [scale_m, scale_v] = [66, 26].map(|least| least + element[(least as usize) % 2] % (143 - least));
+            let p = (draw(2) - 0.5) * 2f64.powi((element[2] % 40) as i32 - 30);
+            let m = (draw(3) - 0.5) * 2.0 * 448.0 * 2f64.powi(-((element[3] % 20) as i32));
+            let v = draw(4) * 480.0 * 2f64.powi(-((element[4] % 20) as i32));
+            // A gradient in the range of either moment, or none.
+            let size =
+                if i.is_multiple_of(2) { f64::from(scale_m) - 127.0 } else { (f64::from(scale_v) - 127.0) / 2.0 };
+            let g =
+                if i.is_multiple_of(9) { 0.0 } else { (draw(5) - 0.5) * 2f64.powf(size + f64::from(element[5] % 16)) };
+            let [p, g, m, v] = [p, g, m, v].map(|x| (x as f32).to_bits());
+            element.copy_from_slice(&[scale_m, scale_v, p, g, m, v]);
+        }
+        let request = [&[19][..], &scalar_words(scalars), &[n as u32], &elements].concat();
+        let answer = ask(program, &request);
+        assert_eq!(answer[0], 1, "{config:?}");
+        let mut rest = &answer[1..];
+        for input in elements.chunks(6) {
+            let (covers, tail) = rest.split_first().unwrap();
+            rest = tail;
+            if *covers == 1 {
+                assert_eq!(rest[..2], [1, 1], "{number}: {input:#x?}");
+                most = most.max(rest[2]);
+                covered += 1;
+                rest = &rest[3..];
+            }
+        }
+    }
+    assert!(covered > 5 << 14, "{covered} are covered");
+    // Of 16 parts of 2^-24 that are allowed for, and of 11.3 that may be.
+    assert!((7000..11_300).contains(&most), "{most} / 1000 parts");
+}
+
 #[test]
 fn the_rules_are_the_rules() {
     let Some(program) = program() else { return };

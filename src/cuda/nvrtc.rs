@@ -53,7 +53,7 @@ const SOURCES: [(&str, &CStr); 8] = [
     ("decode", source(concat!(include_str!("../../kernels/decode.cu"), "\0"))),
     ("norm", source(concat!(include_str!("../../kernels/norm.cu"), "\0"))),
 ];
-const HEADERS: [(&CStr, &CStr); 12] = [
+const HEADERS: [(&CStr, &CStr); 13] = [
     (c"common.cuh", source(concat!(include_str!("../../kernels/common.cuh"), "\0"))),
     (c"exact.cuh", source(concat!(include_str!("../../kernels/exact.cuh"), "\0"))),
     (c"random.cuh", source(concat!(include_str!("../../kernels/random.cuh"), "\0"))),
@@ -64,6 +64,7 @@ const HEADERS: [(&CStr, &CStr); 12] = [
     (c"any.cuh", source(concat!(include_str!("../../kernels/any.cuh"), "\0"))),
     (c"sums.cuh", source(concat!(include_str!("../../kernels/sums.cuh"), "\0"))),
     (c"blocks.cuh", source(concat!(include_str!("../../kernels/blocks.cuh"), "\0"))),
+    (c"bounds.cuh", source(concat!(include_str!("../../kernels/bounds.cuh"), "\0"))),
     (c"scaled.cuh", source(concat!(include_str!("../../kernels/scaled.cuh"), "\0"))),
     (c"norm.cuh", source(concat!(include_str!("../../kernels/norm.cuh"), "\0"))),
 ];

@@ -641,6 +641,58 @@ fn blocks_with_seeds_and_without() {
     }
 }
 
+/// BF16 parameters that steps outweigh, so that bounds often part; that are zero, or too small for them; gradients that come and go by
+/// many magnitudes, and factors; groups whose betas differ; and what bounds do not cover.
+#[test]
+fn parameters_between_bounds() {
+    let Some(gpu) = gpu(2) else { return };
+    let of = |beta1, beta2, lr, eps| AdamWConfig { lr, beta1, beta2, eps, ..AdamWConfig::default() };
+    let configs = [of(0.9, 0.999, 0.1, 1e-8), of(0.5, 0.9, 1e-3, 1e-6), of(0.0, 0.5, 1e-2, 1e-14)];
+    let fp8 = States { m: StateFormat::E5M2, v: StateFormat::UE5M3 };
+    for (number, states) in [PAIRS[0], fp8, States::FP4].into_iter().enumerate() {
+        for (rounding, parameters) in [(stochastic(1), Rounding::Nearest), (Rounding::Nearest, stochastic(2))] {
+            let groups = configs.map(|config| ParameterGroup::new(config, states));
+            let mut host = optim::Optimizer::with_group(groups[0], rounding).unwrap();
+            host = host.parameter_rounding(parameters).unwrap();
+            let mut device = cuda::Optimizer::with_group(&gpu, groups[0], rounding).unwrap();
+            device = device.parameter_rounding(parameters).unwrap();
+            for group in &groups[1..] {
+                assert_eq!(host.add_group(*group).unwrap(), device.add_group(*group).unwrap());
+            }
+            let mut both = Both::<bf16, bf16>::new(&gpu, 10, &[9 * 512, 3 * 512, 512 + 100, 0, 5 * 512, 2 * 512], 3);
+            for (i, p) in both.p.iter_mut().enumerate() {
+                for (j, p) in p.iter_mut().enumerate() {
+                    let scale = [1e-2, 1e-5, 1.0, 1e-20][(j / 700 + i) % 4];
+                    *p = if j.is_multiple_of(97) { bf16::ZERO } else { bf16::from_f32(p.to_f32() * scale) };
+                }
+                gpu.upload_into(p, &mut both.device_p[i]).unwrap();
+            }
+            let magnitudes = [1.0, 1.0, 1e-3, 1e6, 1.0, 1e-9, 1e-9, 1e-12, 0.0, 1e-3, 1e-3, 1e-25, 1e15, 1.0];
+            for (step, magnitude) in (0..).zip(magnitudes) {
+                both.gradients(&gpu, step, false);
+                for (g, device) in both.g.iter_mut().zip(&mut both.device_g) {
+                    for (j, g) in g.iter_mut().enumerate() {
+                        let wide = if j.is_multiple_of(5) { 0.1f32.powi((j / 5 % 12) as i32) } else { 1.0 };
+                        *g = bf16::from_f32(g.to_f32() * magnitude * wide);
+                    }
+                    gpu.upload_into(g, device).unwrap();
+                }
+                let control = match step % 3 {
+                    0 => StepControl::default(),
+                    1 => StepControl { gradient_scale: 0.25, ..StepControl::default() },
+                    _ => StepControl { gradient_scale: 3.0, clip: 0.3, found_inf: false },
+                };
+                let _ = host.step_controlled(&control, &mut both.host(step)).unwrap();
+                device.step_controlled(&control, &mut both.device(step)).unwrap();
+                let name = format!("{number}, {rounding:?}, step {step}");
+                both.same(&gpu, &name);
+                let back = device.to_host().unwrap();
+                assert!(both.ids.iter().all(|&id| same_states(&back, &host, id)), "{name}");
+            }
+        }
+    }
+}
+
 /// Second moments whose format has no zero, but which all but vanish under a small beta2: too small for roots of what is not placed.
 #[test]
 fn second_moments_that_fall_fast() {

@@ -337,8 +337,8 @@ pub(super) struct Kernel {
     pub(super) takes: Takes,
     /// Elements of a block of threads; or of a warp, if warps take tiles one after another.
     pub(super) tile: u64,
-    /// Whether they do.
-    by_warp: bool,
+    /// If they do, blocks to a multiprocessor.
+    blocks: Option<u32>,
     /// Tiles ahead, to two multiprocessors.
     ahead: u32,
     /// The kernel that takes the norms of the same memory, and its module.
@@ -369,17 +369,17 @@ const AHEAD: u32 = 4;
 const AHEAD_OF_16_BITS: u32 = 9;
 const AHEAD_OF_BLOCKS: u32 = 2;
 
-/// Blocks to a multiprocessor whose warps take tiles one after another. On an H200 four of them are at work at once; what a warp does
-/// once is then little, and warps do not fall far behind each other. Tests have few, so that a warp takes several of their tiles.
+/// Blocks to a multiprocessor whose warps take tiles one after another; with codes of 4 bits half as many. On an H200 four of them are at
+/// work at once; what a warp does once is then little, and warps do not fall far behind each other. Tests have few, so that a warp takes
+/// several of their tiles.
 const BLOCKS: u32 = if cfg!(test) { 2 } else { 80 };
 
 impl PlannedLaunch {
     /// Blocks of threads of a step.
     pub(super) fn blocks(&self, multiprocessors: u32) -> u32 {
-        if self.kernel.by_warp {
-            self.tiles.div_ceil((THREADS / WARP) as u32).min(BLOCKS * multiprocessors)
-        } else {
-            self.tiles
+        match self.kernel.blocks {
+            Some(blocks) => self.tiles.div_ceil((THREADS / WARP) as u32).min(blocks * multiprocessors),
+            None => self.tiles,
         }
     }
 
@@ -451,7 +451,7 @@ impl Options {
             module,
             name: format!("{}_{parameters}_{g}_{stored}{meter}", self.rule),
             takes: Takes::Many,
-            by_warp: false,
+            blocks: None,
             ahead: if tensor.p_type == ElementType::F32 { AHEAD } else { AHEAD_OF_16_BITS },
             tile: THREADS * 8,
             norms: self.norms.then(|| (module, format!("norms_{}_{p}_{g}_{of_states}", self.rule))),
@@ -468,10 +468,11 @@ impl Options {
             return None;
         }
         let pair = [m, v].map(|format| format.element().to_string().to_lowercase()).join("_");
-        let (module, types, each, by_warp) = match (tensor.p_type, tensor.g_type) {
-            (ElementType::F32, ElementType::F32) => ("blocks_f32", "f32_f32".to_string(), 8, false),
+        let (module, types, tile, blocks) = match (tensor.p_type, tensor.g_type) {
+            (ElementType::F32, ElementType::F32) => ("blocks_f32", "f32_f32".to_string(), 8 * THREADS, None),
             (ElementType::Bf16, ElementType::Bf16) => {
-                ("blocks_bf16", format!("{}_bf16", rounded("bf16", self.parameters)), 16, true)
+                let blocks = if m.element().bits() == 4 { BLOCKS / 2 } else { BLOCKS };
+                ("blocks_bf16", format!("{}_bf16", rounded("bf16", self.parameters)), 16 * WARP, Some(blocks))
             }
             _ => return None,
         };
@@ -479,9 +480,9 @@ impl Options {
             module,
             name: rounded(&format!("blocks_{types}_{pair}_"), self.states),
             takes: Takes::Any,
-            tile: if by_warp { WARP } else { THREADS } * each,
-            by_warp,
-            ahead: if by_warp { 0 } else { AHEAD_OF_BLOCKS },
+            tile,
+            blocks,
+            ahead: if blocks.is_some() { 0 } else { AHEAD_OF_BLOCKS },
             norms: None,
             align: 0,
             log_run: m.block().ilog2(),
@@ -496,7 +497,7 @@ impl Options {
             takes: Takes::Any,
             // A run of 256 elements to each of four warps.
             tile: 4 * 256,
-            by_warp: false,
+            blocks: None,
             ahead: 0,
             norms: self.norms.then(|| ("any", format!("norms_{}_any", self.rule))),
             align: 4,
