@@ -9,8 +9,7 @@
 // EACH consecutive elements to a thread, so that some threads of a warp share a block; a warp at the end, or with a block whose
 // scale is too large for `code_near` or that is not finite, does its blocks by one_block.
 //
-// With f32 parameters memory is what takes the time: a warp has one tile, and has tiles that come later brought to the L2 cache. In
-// BF16 it is instructions: a warp takes several tiles, so that what it does once for all of them is little, and has the next one
+// With f32 parameters memory is what takes the time: a warp has one tile. In BF16 it is instructions: a warp takes several tiles, so that what it does once for all of them is little, and has the next one
 // copied to shared memory while it works on this one.
 #include "any.cuh"
 #include "bounds.cuh"
@@ -446,14 +445,6 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
         const u32 tile = (blockIdx.x - there.tile) * (THREADS / WARP) + threadIdx.x / WARP, whole_tiles = whole_tiles_of(there);
         const bool whole = tile < whole_tiles;
         if (whole) load_only(there, place(tile));
-        const u32 far = tile + a.launch.ahead * (THREADS / WARP);
-        if (a.launch.ahead && far < whole_tiles) {
-            const u64 at = place(far);
-            prefetch((const char *)there.p + at * (EACH * P::bytes));
-            prefetch((const char *)there.g + at * (EACH * G::bytes));
-            if (threadIdx.x % 2 == 0 || M::BITS * EACH > 64) prefetch((const char *)there.states[0] + at * (EACH * M::BITS / 8));
-            if (threadIdx.x % 2 == 0 || V::BITS * EACH > 64) prefetch((const char *)there.states[1] + at * (EACH * V::BITS / 8));
-        }
         prefetch_next(a.launch, there_is.number, blockIdx.x);
         end_taking(taken[0], a.launch, there_is.number, there.hyper, begin_taking(a.launch, there_is.number));
         if (taken[0].record.stands) return;
