@@ -322,7 +322,12 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
         bool sure = made.finite && apart == 0 && Bounds::covers_moments(made.most_m, made.most_v);
         if (V::ZERO) sure = sure && Bounds::covers_least(made.least_v);
         if (!Bounds::covers_least_parameters(least_p)) {
-            UNROLL for (int i = 0; i < EACH; i++) sure &= Bounds::fair(made.m[i]);
+            UNROLL for (int i = 0; i < EACH; i++) {
+                if (i % 8 == 0) eight(p, g, i / 8);
+                float gradient = float_of(G::widen(element<G>(g, i % 8)));
+                if (!ONE) gradient = AdamW::scaled(s, gradient);
+                sure &= Bounds::fair(made.m[i], gradient);
+            }
         }
         return sure;
     }
@@ -468,7 +473,7 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
         make_ahead(a.launch);
         if (t >= a.tiles) return;
         begin(t, true);
-        if (taken[slot].record.stands) return;
+        if (taken[slot].record.stands) t = a.tiles;
         NO_UNROLL while (t < a.tiles) {
             const Taken &of = taken[slot];
             const bool whole = tile < whole_tiles;

@@ -4,12 +4,13 @@
 // the rule is asked [the rounding test of Ziv, Fast evaluation of elementary mathematical functions with correctly rounded last bit].
 //
 // Moments are held in a unit of their block's own, 2^(scale - UNIT): what a code is multiplied by is the same for every block then, and
-// factors that a step has anyway take the scales. A moment is that of the rule, divided by its unit, to the bit, as long as that one
-// is a normal number. A first moment that is not, or whose quotient is not, moves a parameter by less than 2^-75, which one from 2^-48
-// up does not feel; for smaller parameters `fair` asks.
+// factors that a step has anyway take the scales. A moment is that of the rule, divided by its unit, to the bit, as long as both are normal
+// numbers. A first moment that is not, which is less than 2^-106 as units are at most 2^20, or whose quotient is not, moves a parameter by
+// less than 2^-65, which one from 2^-38 up does not feel; for smaller parameters `fair` asks.
 //
 // Of the bounds, in parts of 2^-24: the approximate root is off by 2, the rule's own by 1, the factor of the root by 1.3, the two sums with eps by
-// 1 each, the approximate inverse by 2, quotients by 1 each, the factor of a bound by 1: 11.3 in all, and 16 are allowed.
+// 1 each, the approximate inverse by 2 (by 4 at most, as exact.cuh has it), quotients by 1 each, the factor of a bound by 1: 11.3 in all
+// (13.3), and 16 are allowed.
 #pragma once
 #include "blocks.cuh"
 #include "rules.cuh"
@@ -38,18 +39,19 @@ struct Bounds {
 
     FN_MEMBER bool covers(const AdamW::Scalars &s) {
         const float step = fabsf(s.minus_step);
-        return s.eps >= 0x1p-40f && s.eps <= 0x1p40f && s.root_correction <= 0x1p10f && step >= 0x1p-60f && step <= 0x1p10f &&
+        return s.eps >= 0x1p-40f && s.eps <= 0x1p40f && s.root_correction <= 0x1p10f && step >= 0x1p-60f && step <= 0x1p10f && step <= s.eps * 0x1p40f &&
                fabsf(s.minus_decay) <= 0.5f && (s.beta1 == 0 || s.beta1 >= 0x1p-20f) && s.beta2 >= 0.25f;
     }
     // Whether these are scales of blocks for which all of the above holds.
-    FN_MEMBER bool covers(u32 scale_m, u32 scale_v) { return scale_m - 67 < 142 - 67 && scale_v - 27 < 142 - 27; }
-    // Of what becomes of them: moments that are normal numbers, but for first moments that no code tells from zero.
-    FN_MEMBER bool covers_new(u32 unit_m, u32 scale_m) { return unit_m == UNIT || scale_m >= 47; }
+    FN_MEMBER bool covers(u32 scale_m, u32 scale_v) { return scale_m - 67 <= 127 - 67 && scale_v - 27 < 142 - 27; }
+    // Of what becomes of them: moments that are normal numbers, but for first moments that are less than 2^-17 of any code's ulp.
+    FN_MEMBER bool covers_new(u32 unit_m, u32 scale_m) { return unit_m == UNIT || scale_m >= 54; }
     FN_MEMBER bool covers_moments(float most_m, u32 most_v) { return most_m < 0x1p60f && most_v < bits_of(0x1p20f); }
     FN_MEMBER bool covers_least(u32 least_v) { return least_v >= bits_of(0x1p-40f); }
-    FN_MEMBER bool fair(float m) { return m == 0 || fabsf(m) >= 0x1p-45f; }
+    // A moment that is zero is that of the rule unless a gradient was lost on the way.
+    FN_MEMBER bool fair(float m, float g) { return m == 0 ? g == 0 || fabsf(g) >= 0x1p-60f : fabsf(m) >= 0x1p-45f; }
     // Of two BF16 parameters in a word.
-    FN_MEMBER bool covers_least_parameters(u32 least) { return (least & 0xFFFF) >= 0x2780 && least >> 16 >= 0x2780; }
+    FN_MEMBER bool covers_least_parameters(u32 least) { return (least & 0xFFFF) >= 0x2C80 && least >> 16 >= 0x2C80; }
 
     // What codes are multiplied by: beta in units of a block.
     template <class T> FN_MEMBER float kept(float beta) { return beta * float_of((127u + UNIT - T::BIAS) << 23); }

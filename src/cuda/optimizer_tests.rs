@@ -702,20 +702,36 @@ fn parameters_between_bounds() {
     }
 }
 
-/// What bounds do not cover, beside what they do: first moments that are no normal numbers, of parameters that feel it; blocks that become
-/// zero; second moments that are not, from zero; and moments all of which are small.
+/// What bounds do not cover, beside what they do: first moments that are no normal numbers, or none in their units, of parameters that feel
+/// it; blocks that become small or zero; second moments that are not, from zero; and moments all of which are small.
 #[test]
 fn bounds_at_their_ends() {
     let Some(gpu) = gpu(4) else { return };
     let fp8 = PAIRS[0];
     // States, beta1, a gradient from step, place and a bell-shaped value, and a parameter.
     type Ends = (States, f64, fn(u64, usize, f32) -> f32, fn(usize, f32) -> f32);
-    let ends: [Ends; 5] = [
+    let ends: [Ends; 7] = [
         (
             States::FP4,
             0.9,
             |_, i, x| if i.is_multiple_of(2) { x } else { x * 2f32.powi(-128) },
             |i, x| if i.is_multiple_of(2) { x } else { 0.0 },
+        ),
+        (
+            States::FP4,
+            0.9,
+            |_, i, x| if i.is_multiple_of(2) { x } else { 2f32.powi(-133) },
+            |i, x| if i.is_multiple_of(2) { x } else { 0.0 },
+        ),
+        (
+            PAIRS[1],
+            0.0,
+            |step, i, x| match i % 4 {
+                _ if step < 3 => x * 3e4,
+                0 => x * 2f32.powi(-61),
+                _ => x * 2f32.powi(-113),
+            },
+            |i, x| if i.is_multiple_of(2) { x } else { x * 1e-12 },
         ),
         (fp8, 0.0, |step, _, x| if step < 3 { x * 0.5 } else { 0.0 }, |_, x| x),
         (States::FP4, 0.0, |step, _, x| if step < 3 { x * 0.5 } else { 0.0 }, |_, x| x),
