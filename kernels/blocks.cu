@@ -9,8 +9,8 @@
 // EACH consecutive elements to a thread, so that some threads of a warp share a block; a warp at the end, or with a block whose
 // scale is too large for `code_near` or that is not finite, does its blocks by one_block.
 //
-// With f32 parameters memory is what takes the time: a warp has one tile. In BF16 it is instructions: a warp takes several tiles, so that what it does once for all of them is little, and has the next one
-// copied to shared memory while it works on this one.
+// With f32 parameters memory is what takes the time: a warp has one tile. In BF16 it is instructions: a warp takes several tiles, so
+// that what it does once for all of them is little, and has the next one copied to shared memory while it works on this one.
 #include "any.cuh"
 #include "bounds.cuh"
 
@@ -250,7 +250,7 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
         }
     }
 
-    // Four values of a moment, placed, and times a factor, which those of a table have.
+    // Four values of a moment, placed, times a factor.
     template <class T> FN_METHOD void decode(float (&x)[4], const u32 (&w)[WORDS], int q, float factor) const {
         const int per = 32 / T::BITS;
         UNROLL for (int j = 0; j < 4; j++) x[j] = placed<T>(w[(4 * q + j) / per], (4 * q + j) % per) * factor;
@@ -419,22 +419,22 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
         store<EACH * P::bytes / 4>(pointer<char>(here, AT(p)) + at * (u64)(EACH * P::bytes), made.p);
         if (MANY) __syncwarp();
         const Near near_m = near_unit<M>(to_scale_m, made.unit_m), near_v = near_unit<V>(to_scale_v, made.unit_v);
-        u32 to_m[EACH * M::BITS / 32], to_v[EACH * V::BITS / 32];
+        u32 to_m[WORDS], to_v[WORDS];
         encode<M, D, EACH>(to_m, made.m, near_m, keys_of(here, 1), group, middle);
-        store<EACH * M::BITS / 32>(pointer<char>(here, AT(states[0])) + at * (u64)(EACH * M::BITS / 8), to_m);
+        store<WORDS>(pointer<char>(here, AT(states[0])) + at * (u64)(4 * WORDS), to_m);
         encode<V, D, EACH>(to_v, made.v, near_v, keys_of(here, 2), group, middle);
         // Where none of a thread's second moments lies below code 1, none has code 0.
         if (V::ZERO && bits_of(product_down(float_of(made.least_v), near_v.encode)) < V::ONE) {
             static_assert(!V::ZERO || V::BITS == 8, "codes to a word");
             if (made.least_v > 0) {
-                UNROLL for (int i = 0; i < EACH * V::BITS / 32; i++) to_v[i] = above_zero(to_v[i]);
+                UNROLL for (int i = 0; i < WORDS; i++) to_v[i] = above_zero(to_v[i]);
             } else {
                 UNROLL for (int i = 0; i < EACH; i++) {
                     if (made.v[i] > 0.0f && (to_v[i / 4] >> i % 4 * 8 & 0xFF) == 0) to_v[i / 4] |= 1u << i % 4 * 8;
                 }
             }
         }
-        store<EACH * V::BITS / 32>(pointer<char>(here, AT(states[1])) + at * (u64)(EACH * V::BITS / 8), to_v);
+        store<WORDS>(pointer<char>(here, AT(states[1])) + at * (u64)(4 * WORDS), to_v);
         if ((at & (lanes - 1)) == 0) {
             const u32 b = at >> (a.log_run - LOG_EACH);
             store_byte(pointer<u8>(here, AT(scales[0])) + b, to_scale_m);

@@ -15,17 +15,6 @@
 #include "blocks.cuh"
 #include "rules.cuh"
 
-// sqrt(x), to 2^-23 of it [PTX ISA, sqrt], of a normal number.
-#ifdef __CUDACC__
-FN float root_seed(float x) {
-    float y;
-    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-#else
-FN float root_seed(float x) { return off(sqrtf(x), x); }
-#endif
-
 // What is approximated, for whoever checks what becomes of errors.
 struct OfHardware {
     FN_METHOD float root(float x) const { return root_seed(x); }

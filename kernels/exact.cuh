@@ -9,7 +9,7 @@
 #include "common.cuh"
 
 // Approximations of 1 / sqrt(x), to 2^-22.9 of it, and of 1 / x, to 2^-23 of the power of two below x inverted [PTX ISA, rsqrt and
-// rcp]. Operand and result are normal numbers wherever they are used: there is nothing to flush.
+// rcp]; and of sqrt(x), to 2^-23 of it, for bounds.cuh. Operand and result are normal numbers wherever they are used: there is nothing to flush.
 #ifdef __CUDACC__
 FN float inverse_root_seed(float x) {
     float y;
@@ -21,12 +21,18 @@ FN float inverse_seed(float x) {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+FN float root_seed(float x) {
+    float y;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 #else
 // Every fourth one is a unit in the last place off, so that nothing relies on a good seed; the significands that `seed_holds` asks
 // for are spared.
 FN float off(float y, float x) { return float_of(bits_of(y) - (~bits_of(x) >> 4 & bits_of(y) >> 22 & 1)); }
 FN float inverse_root_seed(float x) { return off((float)(1.0 / sqrt((double)x)), x); }
 FN float inverse_seed(float x) { return off(1.0f / x, x); }
+FN float root_seed(float x) { return off(sqrtf(x), x); }
 #endif
 
 // sqrt(x) from 1 / sqrt(x): one step of Newton's method, whose residual is exact from 2^-100 up.

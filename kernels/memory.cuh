@@ -42,8 +42,7 @@ FN u32 load_byte(const void *from) {
 FN void store_byte(void *to, u32 x) { asm volatile("st.global.u8 [%1], %0;" :: "r"(x), "l"(to)); }
 // Into the L2 cache.
 FN void prefetch(const void *at) { asm volatile("prefetch.global.L2 [%0];" :: "l"(at)); }
-// Begins to copy 8 or 16 bytes from global to shared memory. Copies that were begun are a group when that is said, and there when no more
-// groups than so many are under way, for the thread that began them.
+// Where shared memory is: one word.
 typedef u32 SharedAddress;
 FN SharedAddress address_of(const void *at) { return (u32)__cvta_generic_to_shared(at); }
 // The same, kept in a register: the compiler would make it anew at each use.
@@ -53,6 +52,8 @@ FN SharedAddress kept(SharedAddress address) {
 }
 // The other one of two neighbours of so many bytes, or for 0 bytes the same one.
 FN SharedAddress beside(SharedAddress address, u32 bytes) { return address ^ bytes; }
+// Begins to copy 8 or 16 bytes from global to shared memory. Copies that were begun are a group when that is said, and there when no more
+// groups than so many are under way, for the thread that began them.
 template <int BYTES> FN void begin_copy(SharedAddress address, const void *from) {
     if (BYTES == 16) {
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(address), "l"(from));
