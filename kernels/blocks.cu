@@ -19,17 +19,16 @@
 #define AT(field) (u32)__builtin_offsetof(Taken, item.field)
 static_assert(__builtin_offsetof(Taken, record) == 0, "a record is where its item is");
 
-// How four parameters of type P are stored in words, and whether all that were are finite, for which `seen` is 0 before.
+// How four parameters of type P are stored in words, and whether all that were are numbers, for which `seen` is 0 before.
 template <class P, class D> struct Parameters;
 template <class D> struct Parameters<F32, D> {
     static const bool draws = false;
     FN_MEMBER void put(u32 *w, const float *x, const Word &, u32 &seen) {
-        UNROLL for (int i = 0; i < 4; i++) {
-            w[i] = bits_of(x[i]);
-            seen = bits_of(fmaf(x[i], 0.0f, float_of(seen)));
-        }
+        UNROLL for (int i = 0; i < 4; i++) w[i] = bits_of_result(x[i]);
+        // The largest one as an integer, two at a time: NaN if there is one.
+        UNROLL for (int i = 0; i < 4; i += 2) seen = larger_signed(seen, larger_signed(w[i], w[i + 1]));
     }
-    FN_MEMBER bool finite(u32 seen) { return float_of(seen) == 0.0f; }
+    FN_MEMBER bool numbers(u32 seen) { return seen <= F32_INFINITY; }
 };
 template <> struct Parameters<BF16, NearestEven> {
     static const bool draws = false;
@@ -40,28 +39,29 @@ template <> struct Parameters<BF16, NearestEven> {
         }
     }
     // What lies between two bounds, and in `apart` a bit where that is not one number.
-    FN_MEMBER void put_between(u32 *w, const float *low, const float *high, const Word &draws, u32 &seen, u32 &apart) {
-        put(w, low, draws, seen);
-        UNROLL for (int i = 0; i < 2; i++) apart |= w[i] ^ bf16_pair(high[2 * i], high[2 * i + 1]);
+    FN_MEMBER void put_between(u32 *w, const float *low, const float *high, const Word &, u32 &apart) {
+        UNROLL for (int i = 0; i < 2; i++) {
+            w[i] = bf16_pair(low[2 * i], low[2 * i + 1]);
+            apart |= w[i] ^ bf16_pair(high[2 * i], high[2 * i + 1]);
+        }
     }
-    FN_MEMBER bool finite(u32 seen) { return (seen & 0x7FFF7FFF) == 0; }
+    FN_MEMBER bool numbers(u32 seen) { return (seen & 0x7FFF7FFF) == 0; }
 };
-template <> struct Parameters<BF16, Draws16> : Parameters<F32, Draws16> {
+template <> struct Parameters<BF16, Draws16> {
     static const bool draws = true;
     FN_MEMBER void put(u32 *w, const float *x, const Word &draws, u32 &seen) {
-        u32 sum[4];
-        Parameters<F32, Draws16>::put(sum, x, draws, seen);
-        round(w, sum, draws);
+        UNROLL for (int i = 0; i < 4; i++) seen = bits_of(fmaf(x[i], 0.0f, float_of(seen)));
+        round(w, x, draws);
     }
-    FN_MEMBER void put_between(u32 *w, const float *low, const float *high, const Word &draws, u32 &seen, u32 &apart) {
-        put(w, low, draws, seen);
-        u32 sum[4], other[2];
-        UNROLL for (int i = 0; i < 4; i++) sum[i] = bits_of(high[i]);
-        round(other, sum, draws);
+    FN_MEMBER bool numbers(u32 seen) { return float_of(seen) == 0.0f; }
+    FN_MEMBER void put_between(u32 *w, const float *low, const float *high, const Word &draws, u32 &apart) {
+        u32 other[2];
+        round(w, low, draws), round(other, high, draws);
         UNROLL for (int i = 0; i < 2; i++) apart |= w[i] ^ other[i];
     }
-    FN_MEMBER void round(u32 *w, u32 (&sum)[4], const Word &draws) {
-        UNROLL for (int i = 0; i < 4; i++) sum[i] += draw16(draws, i);
+    FN_MEMBER void round(u32 *w, const float *x, const Word &draws) {
+        u32 sum[4];
+        UNROLL for (int i = 0; i < 4; i++) sum[i] = bits_of(x[i]) + draw16(draws, i);
         UNROLL for (int i = 0; i < 2; i++) w[i] = byte_perm(sum[2 * i], sum[2 * i + 1], 0x7632);
     }
 };
@@ -135,14 +135,14 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
     SharedAddress to_part, to_codes, from_part, values;
     float kept_m, kept_v; // these.
     // Of the tile that is coming: its item's place among two, and its own, as an offset; of its item, the tiles before it, those until its end,
-    // and those of its own that can be done all at once; its number there, its scales, and whether its item is another than the one before.
+    // and those of its own that can be done all at once; its number there, and its scales.
     SharedAddress there;
     u32 lane, slot, turn, before, until, whole_tiles, tile, next_scale_m, next_scale_v;
-    bool another;
-    // Of the one that is worked on: its number, its place, whether Bounds covers its scalars, and its scales.
-    u32 now, at_work;
-    bool bounded;
-    u32 scale_m, scale_v;
+    // Whether a lane's elements are the first of a block: as a word, which the compiler does not make anew.
+    u32 leads;
+    // Of the one that is worked on: its number, its place, whether Bounds covers its scalars, with gradients as they are (2) or times a
+    // factor (1), and its scales.
+    u32 now, at_work, bounded, scale_m, scale_v;
     // Of an only one.
     u32 p[EACH * P::bytes / 4], g[EACH * G::bytes / 4], m[WORDS], v[WORDS];
 
@@ -154,7 +154,7 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
         float most_m;
         u32 least_v, most_v;
         u32 unit_m, unit_v; // of moments
-        bool finite; // whether all of it is: where a moment is not, neither is the parameter
+        bool numbers; // whether all of it is: where a moment is NaN, so is the parameter
 
         FN_METHOD void begin(u32 of_m, u32 of_v) { most_m = 0, least_v = 0xFFFFFFFF, most_v = 0, unit_m = of_m, unit_v = of_v; }
         // A quad's second moments, two at a time: an H200 compares three numbers at once.
@@ -168,8 +168,10 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
     };
 
     FN_METHOD Tiles(const AnyLaunch &a, Taken *taken) : a(a), taken(taken), here(address_of(taken)) {}
-    FN_METHOD Tiles(const AnyLaunch &a, Taken *taken, Stage *stages, Values *values) : a(a), taken(taken), slot(0), turn(0) {
+    FN_METHOD Tiles(const AnyLaunch &a, Taken *taken, Stage *stages, Values *values) : a(a), taken(taken), here(address_of(taken)) {
+        slot = 0, turn = 0, until = 0; // the first tile is of another item, at another place
         lane = kept(threadIdx.x % WARP);
+        leads = kept(lane % block_lanes() == 0 ? 1u : 0u);
         to_part = kept(address_of(stages->p[Stage::place(lane)])), to_codes = kept(address_of(stages->m[lane]));
         from_part = kept(address_of(stages->p[Stage::place(lane * (EACH / 8))]));
         this->values = kept(address_of(values));
@@ -185,38 +187,42 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
     // The thread's elements, of its item, in units of EACH.
     FN_METHOD u32 place(u32 tile) const { return tile * WARP + (MANY ? lane : threadIdx.x % WARP); }
     FN_METHOD u32 place() const { return place(MANY ? now : only_tile()); }
+    // Lanes to a block.
+    FN_METHOD u32 block_lanes() const { return 1u << (a.log_run - LOG_EACH); }
     // The first group of those elements.
     FN_METHOD u32 group(u32 place) const { return word_at(here + AT(group)) + place * (EACH / 4); }
 
-    // Begins to copy tile t of all, the first one or the next, if there is one.
-    FN_METHOD void begin(u32 t, bool first) {
-        if (t < a.tiles) {
-            another = first || t >= until;
-            if (another) {
+    // Begins to copy tile t of all, the first one or the next; behind the last one, nothing.
+    FN_METHOD void begin(u32 t) {
+        if (t >= until) {
+            if (t < a.tiles) {
                 const u32 item = item_by_steps(a.launch, t);
                 slot ^= 1;
                 take_by_warp(taken[slot], a.launch, item);
                 const Item &it = taken[slot].item;
                 there = kept(address_of(&taken[slot]));
                 before = it.tile, until = it.tile + it.tiles, whole_tiles = whole_tiles_of(it);
+            } else {
+                whole_tiles = 0;
             }
-            tile = t - before, turn ^= (u32)sizeof(Stage);
-            if (tile < whole_tiles) {
-                static_assert(P::bytes == G::bytes, "p and g alike");
-                const u32 parts = TILE * P::bytes / 16, part = tile * parts + lane, place = tile * WARP + lane;
-                const uint4 *p = pointer<const uint4>(there, AT(p)), *g = pointer<const uint4>(there, AT(g));
-                const u32(*m)[WORDS] = pointer<const u32[WORDS]>(there, AT(states[0])), (*v)[WORDS] = pointer<const u32[WORDS]>(there, AT(states[1]));
-                const u8 *of_m = pointer<const u8>(there, AT(scales[0])), *of_v = pointer<const u8>(there, AT(scales[1]));
-                p += part, g += part;
-                UNROLL for (u32 i = 0; i < parts; i += WARP) {
-                    begin_copy<16>(to_part + turn + 16 * i, p + i);
-                    begin_copy<16>(to_part + turn + (16 * i + sizeof(Stage::p)), g + i);
-                }
-                begin_copy<4 * WORDS>(to_codes + turn, m + place);
-                begin_copy<4 * WORDS>(to_codes + turn + sizeof(Stage::m), v + place);
-                const u32 b = place >> (a.log_run - LOG_EACH);
-                next_scale_m = load_byte(of_m + b), next_scale_v = load_byte(of_v + b);
+        }
+        tile = t - before, turn ^= (u32)sizeof(Stage);
+        next_scale_m = anything(), next_scale_v = anything();
+        if (tile < whole_tiles) {
+            static_assert(P::bytes == G::bytes, "p and g alike");
+            const u32 parts = TILE * P::bytes / 16, part = tile * parts + lane, place = tile * WARP + lane;
+            const uint4 *p = pointer<const uint4>(there, AT(p)), *g = pointer<const uint4>(there, AT(g));
+            const u32(*m)[WORDS] = pointer<const u32[WORDS]>(there, AT(states[0])), (*v)[WORDS] = pointer<const u32[WORDS]>(there, AT(states[1]));
+            const u8 *of_m = pointer<const u8>(there, AT(scales[0])), *of_v = pointer<const u8>(there, AT(scales[1]));
+            p += part, g += part;
+            UNROLL for (u32 i = 0; i < parts; i += WARP) {
+                begin_copy<16>(to_part + turn + 16 * i, p + i);
+                begin_copy<16>(to_part + turn + (16 * i + sizeof(Stage::p)), g + i);
             }
+            begin_copy<4 * WORDS>(to_codes + turn, m + place);
+            begin_copy<4 * WORDS>(to_codes + turn + sizeof(Stage::m), v + place);
+            const u32 b = place >> (a.log_run - LOG_EACH);
+            next_scale_m = load_byte(of_m + b), next_scale_v = load_byte(of_v + b);
         }
         end_group();
     }
@@ -224,11 +230,11 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
     FN_METHOD void load_only(const Item &it, u32 place) {
         const u64 at = place;
         const u32 b = place >> (a.log_run - LOG_EACH);
-        scale_m = ((const u8 *)it.scales[0])[b], scale_v = ((const u8 *)it.scales[1])[b];
-        load<WORDS>(m, (const char *)it.states[0] + at * (4 * WORDS));
-        load<WORDS>(v, (const char *)it.states[1] + at * (4 * WORDS));
         load<EACH * P::bytes / 4>(p, (const char *)it.p + at * (EACH * P::bytes));
         load<EACH * G::bytes / 4>(g, (const char *)it.g + at * (EACH * G::bytes));
+        load<WORDS>(m, (const char *)it.states[0] + at * (4 * WORDS));
+        load<WORDS>(v, (const char *)it.states[1] + at * (4 * WORDS));
+        scale_m = load_byte((const u8 *)it.scales[0] + b), scale_v = load_byte((const u8 *)it.scales[1] + b);
     }
 
     // What the thread has of the tile: eight parameters and gradients at a time, and codes of moments.
@@ -256,8 +262,8 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
         UNROLL for (int j = 0; j < 4; j++) x[j] = placed<T>(w[(4 * q + j) / per], (4 * q + j) % per) * factor;
     }
 
-    // ONE: the two factors of a gradient are one.
-    template <bool ONE, class A> FN_METHOD void make(Made &made, A &arithmetic) {
+    // Of the two factors of a gradient, as many as there are to multiply by.
+    template <int FACTORS, class A> FN_METHOD void make(Made &made, A &arithmetic) {
         const AdamW::Scalars s = scalars_of<AdamW>(here);
         // Powers of two times the betas, so that decoding and decay are one multiplication.
         const float decay_m = s.beta1 * near_unit<M>(scale_m).decode, decay_v = s.beta2 * near_unit<V>(scale_v).decode;
@@ -274,7 +280,7 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
                 const int i = 4 * q + j;
                 float x[2] = {old_m[j], old_v[j]};
                 float gradient = float_of(G::widen(element<G>(g, i % 8)));
-                gradient = ONE ? gradient * factor : AdamW::scaled(s, gradient);
+                if (FACTORS > 0) gradient = FACTORS == 1 ? gradient * factor : AdamW::scaled(s, gradient);
                 now[j] = AdamW::decayed(arithmetic, s, float_of(P::widen(element<P>(p, i % 8))), gradient, x);
                 made.m[i] = x[0], made.v[i] = x[1];
                 made.most_m = fmaxf(made.most_m, fabsf(x[0]));
@@ -284,14 +290,14 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
             if (Parameters<P, DP>::draws) w = word(keys_of(here, 0), group(place()) + q);
             Parameters<P, DP>::put(made.p + q * P::bytes, now, w, seen);
         }
-        made.finite = Parameters<P, DP>::finite(seen);
+        made.numbers = Parameters<P, DP>::numbers(seen);
     }
 
     // The same by Bounds, and whether that is sure. ONE: a gradient's factor is 1.
     template <bool ONE> FN_METHOD bool make_between(Made &made) const {
         const AdamW::Scalars s = scalars_of<AdamW>(here);
         const Bounds bounds(s, scale_m, scale_v);
-        u32 seen = 0, apart = 0, least_p = 0x7F7F7F7F, m[WORDS], v[WORDS], p[2 * P::bytes], g[2 * G::bytes];
+        u32 apart = 0, least = 0x7F7F7F7F, m[WORDS], v[WORDS], p[2 * P::bytes], g[2 * G::bytes];
         float eight_m[8], eight_v[8];
         made.begin(scale_m, scale_v);
         codes(m, v);
@@ -313,20 +319,19 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
                 made.most_m = fmaxf(made.most_m, fabsf(x_m[j]));
             }
             made.compare(4 * q);
-            UNROLL for (int i = q % 2 * 2; i < q % 2 * 2 + 2; i++) least_p = smaller_halves(p[i], least_p);
             Word w = {0, 0};
             if (Parameters<P, DP>::draws) w = word(keys_of(here, 0), group(place()) + q);
-            Parameters<P, DP>::put_between(made.p + 2 * q, low, high, w, seen, apart);
+            Parameters<P, DP>::put_between(made.p + 2 * q, low, high, w, apart);
+            UNROLL for (int i = 2 * q; i < 2 * q + 2; i++) least = smaller_halves(made.p[i], least);
         }
-        made.finite = Parameters<P, DP>::finite(seen);
-        bool sure = made.finite && apart == 0 && Bounds::covers_moments(made.most_m, made.most_v);
+        bool sure = apart == 0 && Bounds::covers_moments(made.most_m, made.most_v);
         if (V::ZERO) sure = sure && Bounds::covers_least(made.least_v);
-        if (!Bounds::covers_least_parameters(least_p)) {
+        if (!Bounds::covers_least_parameters(least)) {
             UNROLL for (int i = 0; i < EACH; i++) {
                 if (i % 8 == 0) eight(p, g, i / 8);
                 float gradient = float_of(G::widen(element<G>(g, i % 8)));
                 if (!ONE) gradient = AdamW::scaled(s, gradient);
-                sure &= Bounds::fair(made.m[i], gradient);
+                sure &= Bounds::fair(float_of(P::widen(element<P>(p, i % 8))), made.m[i], gradient);
             }
         }
         return sure;
@@ -334,7 +339,7 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
 
     // Whether all is what IEEE 754 has it.
     template <bool ANY> FN_METHOD bool sure(const Made &made, const SeededRoots<ANY> &seeded) const {
-        bool sure = made.finite;
+        bool sure = made.numbers;
         if (!ANY) sure = sure && made.most_v < bits_of(BEYOND_NORMAL) && (!V::ZERO || made.least_v >= bits_of(LEAST_NORMAL));
         if (seeded.doubt()) {
             UNROLL for (int i = 0; i < EACH; i++) sure &= Seeded::fair(made.m[i]);
@@ -359,7 +364,8 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
     }
 
     // The largest scale code of a block's threads, of two moments in half a word each.
-    FN_METHOD u32 of_block(u32 scales, u32 lanes) const {
+    FN_METHOD u32 of_block(u32 scales) const {
+        const u32 lanes = block_lanes();
         if (lanes == 128 / EACH) {
             UNROLL for (u32 other = 64 / EACH; other > 0; other /= 2)
                 scales = larger_halves(scales, __shfl_xor_sync(0xFFFFFFFF, scales, other));
@@ -370,48 +376,56 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
         return scales;
     }
 
-    // A step of a tile. False, and nothing new, where this is not how it is done.
-    FN_METHOD bool step() {
-        const u32 lanes = 1u << (a.log_run - LOG_EACH); // to a block
-        bool near = is_near<M>(scale_m) && is_near<V>(scale_v);
-        Made made;
-        bool sure = false;
-        const AdamW::Scalars s = scalars_of<AdamW>(here);
-        bool short_way; // whether that was tried which is for what is common
+    // What a thread makes, first the short way, where all of a warp is what is common, and whether what IEEE 754 has was made.
+    FN_METHOD bool takes_short_way() const {
         if constexpr (MANY) {
-            short_way = bounded && __all_sync(0xFFFFFFFF, Bounds::covers(scale_m, scale_v) && !(V::ZERO && first_codes() == 0));
-            if (short_way) {
-                if (s.gradient_scale == 1.0f && s.clip == 1.0f) {
-                    sure = make_between<true>(made);
-                } else {
-                    sure = make_between<false>(made);
-                }
-            }
+            return __all_sync(0xFFFFFFFF, bounded && Bounds::covers(scale_m, scale_v) && !(V::ZERO && first_codes() == 0));
         } else {
-            short_way = a.launch.seeded && AdamW::seeded(s) && AdamW::one_factor(s) && __all_sync(0xFFFFFFFF, !small(s.beta2));
-            if (short_way) {
-                SeededNormal arithmetic;
-                make<true>(made, arithmetic);
-                sure = this->sure(made, arithmetic);
-            }
+            const AdamW::Scalars s = scalars_of<AdamW>(here);
+            return a.launch.seeded && AdamW::seeded(s) && AdamW::one_factor(s) && __all_sync(0xFFFFFFFF, !small(s.beta2));
         }
-        // What was loaded is not kept for what is rare.
-        if (near && !sure && a.launch.seeded && AdamW::seeded(s)) {
-            if (!MANY && short_way) load_only(taken->item, place());
+    }
+    FN_METHOD bool make_short_way(Made &made) {
+        if constexpr (MANY) {
+            return bounded == 2 ? make_between<true>(made) : make_between<false>(made);
+        } else {
+            SeededNormal arithmetic;
+            if (AdamW::factor(scalars_of<AdamW>(here)) == 1.0f) {
+                make<0>(made, arithmetic);
+            } else {
+                make<1>(made, arithmetic);
+            }
+            return sure(made, arithmetic) && is_near();
+        }
+    }
+    // Then the long way, and whether that can be stored as it is. What was loaded was not kept for what is rare.
+    FN_METHOD bool make_long_way(Made &made) {
+        if (!is_near()) return false;
+        const AdamW::Scalars s = scalars_of<AdamW>(here);
+        bool sure = false;
+        if (a.launch.seeded && AdamW::seeded(s)) {
+            if (!MANY) load_only(taken->item, place());
             Seeded arithmetic;
-            make<false>(made, arithmetic);
+            make<2>(made, arithmetic);
             sure = this->sure(made, arithmetic);
         }
-        if (near && !sure) {
+        if (!sure) {
             if (!MANY) load_only(taken->item, place());
             Written arithmetic;
-            make<false>(made, arithmetic);
+            make<2>(made, arithmetic);
         }
-        near = near && made.finite;
+        return made.numbers && bits_of(made.most_m) < F32_INFINITY && made.most_v < F32_INFINITY;
+    }
+    FN_METHOD bool is_near() const { return ::is_near<M>(scale_m) && ::is_near<V>(scale_v); }
+
+    // A step of a tile. False, and nothing new, where this is not how it is done.
+    FN_METHOD bool step() {
+        Made made;
+        bool near = (takes_short_way() && make_short_way(made)) || make_long_way(made);
         // Of scale codes, as of magnitudes, the largest is that of the block.
-        const u32 scales = of_block(scale_code<M>(bits_of(made.most_m), made.unit_m) | scale_code<V>(made.most_v, made.unit_v) << 16, lanes);
+        const u32 scales = of_block(scale_code<M, true>(bits_of(made.most_m), made.unit_m) | scale_code<V, true>(made.most_v, made.unit_v) << 16);
         const u32 to_scale_m = scales & 0xFFFF, to_scale_v = scales >> 16;
-        near = near && is_near<M>(to_scale_m, made.unit_m) && is_near<V>(to_scale_v, made.unit_v) && Bounds::covers_new(made.unit_m, to_scale_m);
+        near = near && ::is_near<M>(to_scale_m, made.unit_m) && ::is_near<V>(to_scale_v, made.unit_v) && Bounds::covers_new(made.unit_m, to_scale_m);
         // All of a warp or nothing: nobody writes before all have read.
         if (!__all_sync(0xFFFFFFFF, near)) return false;
         const u32 at = place(), group = this->group(at), middle = word_at(here + (u32)__builtin_offsetof(Taken, middle));
@@ -435,7 +449,7 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
             }
         }
         store<WORDS>(pointer<char>(here, AT(states[1])) + at * (u64)(4 * WORDS), to_v);
-        if ((at & (lanes - 1)) == 0) {
+        if (MANY ? leads != 0 : at % block_lanes() == 0) {
             const u32 b = at >> (a.log_run - LOG_EACH);
             store_byte(pointer<u8>(here, AT(scales[0])) + b, to_scale_m);
             store_byte(pointer<u8>(here, AT(scales[1])) + b, to_scale_v);
@@ -450,8 +464,9 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
         const u32 tile = (blockIdx.x - there.tile) * (THREADS / WARP) + threadIdx.x / WARP, whole_tiles = whole_tiles_of(there);
         const bool whole = tile < whole_tiles;
         if (whole) load_only(there, place(tile));
+        begin_copying(taken[0], a.launch, there_is.number, there.hyper);
         prefetch_next(a.launch, there_is.number, blockIdx.x);
-        end_taking(taken[0], a.launch, there_is.number, there.hyper, begin_taking(a.launch, there_is.number));
+        end_copying(a.launch);
         if (taken[0].record.stands) return;
         if (!whole || !step()) one_by_one(taken[0], only_tile());
         make_ahead(a.launch);
@@ -467,20 +482,21 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
 
     // The tiles of a warp, one after another, all warps side by side.
     FN_METHOD void run() {
-        const u32 by = gridDim.x * (THREADS / WARP);
+        const u32 by = kept(gridDim.x * (THREADS / WARP));
         u32 t = blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
         if (a.launch.direct && blockIdx.x == 0) advance(a.launch);
         make_ahead(a.launch);
         if (t >= a.tiles) return;
-        begin(t, true);
+        begin(t);
         if (taken[slot].record.stands) t = a.tiles;
         NO_UNROLL while (t < a.tiles) {
             const Taken &of = taken[slot];
             const bool whole = tile < whole_tiles;
-            here = there, now = tile, scale_m = next_scale_m, scale_v = next_scale_v, at_work = turn;
-            if (another) take_scalars();
-            t += by;
-            begin(t, false);
+            now = tile, scale_m = next_scale_m, scale_v = next_scale_v, at_work = turn;
+            // Not known to be equal then: what is one register would be two.
+            if (here != kept(there)) take_scalars();
+            t = kept(t + by);
+            begin(t);
             wait_for_groups<1>();
             __syncwarp();
             if (!whole || !step()) one_by_one(of, now);
@@ -490,8 +506,9 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
 
     // Of another item than before.
     FN_METHOD void take_scalars() {
+        here = there;
         const AdamW::Scalars s = scalars_of<AdamW>(here);
-        bounded = a.launch.seeded && Bounds::covers(s);
+        bounded = !a.launch.seeded || !Bounds::covers(s) ? 0 : s.gradient_scale == 1.0f && s.clip == 1.0f ? 2 : 1;
         if constexpr (TABLE) {
             const float now_m = Bounds::kept<M>(s.beta1), now_v = Bounds::kept<V>(s.beta2);
             if (now_m != kept_m || now_v != kept_v) {

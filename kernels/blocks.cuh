@@ -34,12 +34,12 @@ typedef BlockElement<2, 2, 1, false, false, 15> UE2M2Nz;
 #define UNIT 107u
 
 // The E8M0 code of the scale of a block whose largest magnitude has these f32 bits: 2^k with k the smallest integer with
-// amax <= max 2^k, at least -126; NaN if not all of the block is finite.
-template <class T> FN u32 scale_code(u32 amax, u32 unit = UNIT) {
+// amax <= max 2^k, at least -126; NaN if not all of the block is finite, where that is not known to be.
+template <class T, bool FINITE = false> FN u32 scale_code(u32 amax, u32 unit = UNIT) {
     // The sum carries into the exponent where the fraction is above that of max.
     int code = (int)((amax + (0x7FFFFF - T::MAX_FRACTION)) >> 23) + ((int)unit - (int)UNIT - T::MAX_EXPONENT);
     code = code > 1 ? code : 1;
-    return amax < F32_INFINITY ? (u32)code : NAN_SCALE;
+    return FINITE || amax < F32_INFINITY ? (u32)code : NAN_SCALE;
 }
 
 // 2^k of k + 127 from -22 to 254: subnormal from 0 down; 0 below.

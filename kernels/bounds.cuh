@@ -6,7 +6,7 @@
 // Moments are held in a unit of their block's own, 2^(scale - UNIT): what a code is multiplied by is the same for every block then, and
 // factors that a step has anyway take the scales. A moment is that of the rule, divided by its unit, to the bit, as long as both are normal
 // numbers. A first moment that is not, which is less than 2^-106 as units are at most 2^20, or whose quotient is not, moves a parameter by
-// less than 2^-65, which one from 2^-38 up does not feel; for smaller parameters `fair` asks.
+// less than 2^-65, which one that is 2^-37 or more then does not feel; for smaller ones, and those that are not numbers, `fair` asks.
 //
 // Of the bounds, in parts of 2^-24: the approximate root is off by 2, the rule's own by 1, the factor of the root by 1.3, the two sums with eps by
 // 1 each, the approximate inverse by 2 (by 4 at most, as exact.cuh has it), quotients by 1 each, the factor of a bound by 1: 11.3 in all
@@ -37,10 +37,15 @@ struct Bounds {
     FN_MEMBER bool covers_new(u32 unit_m, u32 scale_m) { return unit_m == UNIT || scale_m >= 54; }
     FN_MEMBER bool covers_moments(float most_m, u32 most_v) { return most_m < 0x1p60f && most_v < bits_of(0x1p20f); }
     FN_MEMBER bool covers_least(u32 least_v) { return least_v >= bits_of(0x1p-40f); }
-    // A moment that is zero is that of the rule unless a gradient was lost on the way.
-    FN_MEMBER bool fair(float m, float g) { return m == 0 ? g == 0 || fabsf(g) >= 0x1p-60f : fabsf(m) >= 0x1p-45f; }
-    // Of two BF16 parameters in a word.
-    FN_MEMBER bool covers_least_parameters(u32 least) { return (least & 0xFFFF) >= 0x2C80 && least >> 16 >= 0x2C80; }
+    // Of what a parameter was and its moment is, which is that of the rule if it is zero, unless a gradient was lost on the way.
+    FN_MEMBER bool fair(float p, float m, float g) {
+        return fabsf(p) <= 0x1.fffffep127f && (m == 0 ? g == 0 || fabsf(g) >= 0x1p-60f : fabsf(m) >= 0x1p-45f);
+    }
+    // Of new parameters, in BF16, two magnitudes in a word; that of a NaN may be one, or that of zero where a draw was added to it.
+    FN_MEMBER bool covers_least_parameters(u32 least) {
+        const u32 first = 0x2D00, last = 0x7F80;
+        return (least & 0xFFFF) - first <= last - first && (least >> 16) - first <= last - first;
+    }
 
     // What codes are multiplied by: beta in units of a block.
     template <class T> FN_MEMBER float kept(float beta) { return beta * float_of((127u + UNIT - T::BIAS) << 23); }
@@ -48,9 +53,9 @@ struct Bounds {
     FN_METHOD Bounds(const AdamW::Scalars &s, u32 scale_m, u32 scale_v) {
         gain_m = s.one_minus_beta1 * float_of((127 + UNIT - scale_m) << 23);
         gain_v = s.one_minus_beta2 * float_of((127 + UNIT - scale_v) << 23);
-        // The root of a unit is a power of two, or that times the root of two.
-        const u32 twice = scale_v - UNIT + 2 * 127;
-        root = s.root_correction * float_of(twice / 2 << 23 | (twice % 2 ? 0x3504F3u : 0));
+        // The root of a unit is a power of two, or that times the root of two, whose fraction is here what 0.5 is but for a little.
+        const u32 twice = scale_v - UNIT + 2 * 127, odd = twice % 2;
+        root = s.root_correction * float_of((twice << 22) - odd * (0x400000u - 0x3504F3u));
         const u32 unit_m = scale_m - UNIT + 127;
         // Times 1 - 2^-20 and 1 + 2^-20.
         low = s.minus_step * float_of((unit_m - 1) << 23 | 0x7FFFF0);

@@ -70,3 +70,12 @@ FN float product_down(float a, float b) {
 
 FN u32 larger(u32 a, u32 b) { return a > b ? a : b; }
 FN u32 smaller(u32 a, u32 b) { return a < b ? a : b; }
+FN u32 larger_signed(u32 a, u32 b) { return (int)a > (int)b ? a : b; }
+// Of what an operation gave: a GPU has one NaN, without a sign.
+FN u32 bits_of_result(float x) {
+#ifdef __CUDACC__
+    return bits_of(x);
+#else
+    return x != x ? 0x7FFFFFFF : bits_of(x);
+#endif
+}

@@ -310,7 +310,7 @@ static void between() {
             const FarSeeds seeds = {seed % 3 - 1, seed / 3 - 1};
             float new_m = (float)(m / unit) * s.beta1, new_v = (float)(v / unit) * s.beta2, low, high;
             bounds.step(p, AdamW::scaled(s, g), new_m, new_v, low, high, seeds);
-            covers = Bounds::covers_moments(std::fabs(new_m), bits_of(new_v)) && Bounds::covers_least(bits_of(new_v)) && Bounds::fair(new_m, AdamW::scaled(s, g));
+            covers = Bounds::covers_moments(std::fabs(new_m), bits_of(new_v)) && Bounds::covers_least(bits_of(new_v)) && Bounds::fair(p, new_m, AdamW::scaled(s, g));
             same = same && new_m * unit_m == x[0] && new_v * unit_v == x[1];
             inside = inside && std::min(low, high) <= now && now <= std::max(low, high);
             // Its step, and that of the rule.

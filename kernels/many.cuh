@@ -254,9 +254,10 @@ FN void make_ahead(const Launch &a) {
 #define KEY_WORDS 32
 #define RECORD_WORDS 56
 
-// Word i of a record that is in memory, as far as it is.
+// Whether word i of a record is in memory; and that word, if it is.
+FN bool is_stored(const Launch &a, u32 i) { return i < (a.direct == 0 ? RECORD_WORDS : a.direct == 3 ? KEY_WORDS : 0); }
 FN bool stored_word(const Launch &a, u32 item, u32 i, u32 &word) {
-    const bool stored = i < (a.direct == 0 ? RECORD_WORDS : a.direct == 3 ? KEY_WORDS : 0);
+    const bool stored = is_stored(a, i);
     if (stored) load<1>(&word, (const u32 *)&a.records[item] + i);
     return stored;
 }
@@ -295,18 +296,45 @@ FN void end_taking(Taken &to, const Launch &a, u32 item, u32 hyper, const Taking
 }
 FN void take(Taken &to, const Launch &a, u32 item) { end_taking(to, a, item, a.items[item].hyper, begin_taking(a, item)); }
 
-// The same for one warp.
+// The same by copies, which take no registers and none of the six counters by which loads are waited for: where threads load much in the
+// meantime, a kernel waits for all of it where it waits for a word. For blocks of 64 threads or more.
+FN void begin_copying(Taken &to, const Launch &a, u32 item, u32 hyper) {
+    const u32 i = threadIdx.x;
+    if (i < 32) {
+        if (is_stored(a, 2 * i)) begin_copy<8>(address_of((u32 *)&to.record + 2 * i), (const u32 *)&a.records[item] + 2 * i);
+    } else if (i < 32 + 16) {
+        begin_copy<8>(address_of((u32 *)&to.item + 2 * (i - 32)), (const u32 *)&a.items[item] + 2 * (i - 32));
+    } else if (i == 32 + 16) {
+        to.middle = MIDDLE;
+    }
+    if (a.direct && i < 64) put_word(to.record, a, hyper, i, false, 0);
+    if (a.direct == 2 && i < 8) make_keys(to.record, a, a.items[item], a.step, i);
+    end_group();
+}
+FN void end_copying(const Launch &a) {
+    if (a.direct && blockIdx.x == 0) advance(a);
+    wait_for_groups<0>();
+    __syncthreads();
+}
+
+// The same for one warp. What it loads is used where it is loaded: a processor has six counters to wait for loads by, and where one may be
+// under way behind a branch, a loop waits for its next use of that counter, too, for whatever else is counted there.
 FN void take_by_warp(Taken &to, const Launch &a, u32 item) {
     const u32 lane = threadIdx.x % WARP;
     // All have read what was there.
     __syncwarp();
-    UNROLL for (u32 i = lane; i < 64; i += WARP) {
-        u32 word = 0;
-        const bool stored = stored_word(a, item, i, word);
-        put_word(to.record, a, a.items[item].hyper, i, stored, word);
-    }
-    if (a.direct == 2 && lane < 8) make_keys(to.record, a, a.items[item], a.step, lane);
     ((u32 *)&to.item)[lane] = ((const u32 *)&a.items[item])[lane];
     if (lane == 0) to.middle = MIDDLE;
+    __syncwarp();
+    UNROLL for (u32 i = lane; i < 64; i += WARP) {
+        if (is_stored(a, i)) {
+            u32 word;
+            load<1>(&word, (const u32 *)&a.records[item] + i);
+            ((u32 *)&to.record)[i] = word;
+        } else {
+            put_word(to.record, a, word_in(to.item.hyper), i, false, 0);
+        }
+    }
+    if (a.direct == 2 && lane < 8) make_keys(to.record, a, to.item, a.step, lane);
     __syncwarp();
 }

@@ -50,6 +50,12 @@ FN SharedAddress kept(SharedAddress address) {
     asm volatile("" : "+r"(address));
     return address;
 }
+// A word that nobody looks at, so that a register need not keep the one before it.
+FN u32 anything() {
+    u32 x;
+    asm("" : "=r"(x));
+    return x;
+}
 // The other one of two neighbours of so many bytes, or for 0 bytes the same one.
 FN SharedAddress beside(SharedAddress address, u32 bytes) { return address ^ bytes; }
 // Begins to copy 8 or 16 bytes from global to shared memory. Copies that were begun are a group when that is said, and there when no more
@@ -80,10 +86,10 @@ FN u32 times_zero(u32 x, u32 sum) {
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(x), "r"(0), "r"(sum));
     return result;
 }
-// Of each half of the words, as BF16: the smaller magnitude, of those that are not NaN, and `least`.
+// Of each half of the words, as BF16: the smaller one of a magnitude and `least`, or NaN if one is.
 FN u32 smaller_halves(u32 x, u32 least) {
     u32 result;
-    asm("{.reg .b32 magnitude; abs.bf16x2 magnitude, %1; min.bf16x2 %0, magnitude, %2;}" : "=r"(result) : "r"(x), "r"(least));
+    asm("{.reg .b32 magnitude; abs.bf16x2 magnitude, %1; min.NaN.bf16x2 %0, magnitude, %2;}" : "=r"(result) : "r"(x), "r"(least));
     return result;
 }
 // Exact, and a NaN stays one.
@@ -123,6 +129,7 @@ FN void prefetch(const void *) {}
 typedef char *SharedAddress;
 FN SharedAddress address_of(const void *at) { return (char *)at; }
 template <class T> FN T kept(T x) { return x; }
+FN u32 anything() { return 0; }
 FN SharedAddress beside(SharedAddress address, u32 bytes) { return (SharedAddress)((size_t)address ^ bytes); }
 template <int BYTES> FN void begin_copy(SharedAddress to, const void *from) {
     u32 w[BYTES / 4];
@@ -140,10 +147,8 @@ FN u32 times_zero(u32 x, u32 sum) {
     const bool low = (x & 0x7F80) == 0x7F80, high = (x & 0x7F800000) == 0x7F800000;
     return sum | of_halves(low ? 0x7FFF : 0, high ? 0x7FFF : 0);
 }
-FN u32 smaller_halves(u32 x, u32 least) {
-    const u32 low = x & 0x7FFF, high = x >> 16 & 0x7FFF;
-    return of_halves(smaller(low, least & 0xFFFF), smaller(high, least >> 16));
-}
+FN u32 smaller_half(u32 x, u32 least) { return x > 0x7F80 || least > 0x7F80 ? 0x7FFF : smaller(x, least); }
+FN u32 smaller_halves(u32 x, u32 least) { return of_halves(smaller_half(x & 0x7FFF, least & 0xFFFF), smaller_half(x >> 16 & 0x7FFF, least >> 16)); }
 FN u32 value_fp16(u32 code) { return widen_fp16(code); }
 #endif
 

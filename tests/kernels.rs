@@ -101,13 +101,13 @@ fn seeds(kernel: &str) -> [usize; 3] {
     SEEDS.map(|seed| kernel.matches(seed).count())
 }
 
-/// How many they are in the kernel of this name: one of the first two an element that is taken with others, or two; or one, and a root
+/// How many they are in the kernel of this name: one of the first two an element that is taken with others, or three; or one, and a root
 /// and an inverse between bounds, twice.
 fn seeded(entry: &str) -> [usize; 3] {
     let words: Vec<&str> = entry.split('_').collect();
     match words[..] {
         ["ask", "seeds"] => [1, 1, 0],
-        ["blocks", "f32", ..] => [2 * 8, 2 * 8, 0],
+        ["blocks", "f32", ..] => [3 * 8, 3 * 8, 0],
         ["blocks", ..] => [16, 3 * 16, 2 * 16],
         ["norms", _, "any"] => [0; 3],
         ["norms", ..] => [8, 8, 0],
@@ -157,16 +157,16 @@ fn written(entry: &str, counts: &Counts) -> Counts {
             let each = [rule.fused, rule.divisions, rule.divisions];
             [each.map(|each| each * elements), [0, 3 * rule.states, 0]]
         }
-        // Elements at once: by seeds for what they are mostly, or between two bounds, whose parameters are two; by seeds for anything, and as
-        // written; with what looks for NaN in parameters but where they are looked at in pairs. And one by one, states first for the scales
-        // of blocks, then everything.
+        // Elements at once: what they are mostly twice, with a gradient that is multiplied and one that is not, by seeds or between two
+        // bounds, whose parameters are two; by seeds for anything, and as written, with what looks for NaN in parameters that are neither
+        // compared as integers nor in pairs. And one by one, states first for the scales of blocks, then everything.
         ["blocks", parameters, ..] => {
             let (rule, elements) = (rule("adamw"), if parameters == "f32" { 8 } else { 16 });
-            let looks = usize::from(parameters != "bf16n");
+            let looks = usize::from(parameters == "bf16s");
             let by_seeds = OF_SEEDS[0] + OF_SEEDS[1];
             let mostly = match parameters {
-                "f32" => rule.fused + looks + by_seeds - 1,
-                _ => 2 * (rule.fused + 1 + looks),
+                "f32" => 2 * (rule.fused + by_seeds - 1),
+                _ => 2 * (rule.fused + 1),
             };
             let fused = elements * (mostly + 2 * (rule.fused + looks) + by_seeds);
             let divisions = (elements + 1) * rule.divisions;
