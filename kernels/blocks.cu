@@ -19,7 +19,7 @@
 #define AT(field) (u32)__builtin_offsetof(Taken, item.field)
 static_assert(__builtin_offsetof(Taken, record) == 0, "a record is where its item is");
 
-// How four parameters of type P are stored in words, and whether all that were are numbers, for which `seen` is 0 before.
+// How four parameters of type P are stored in words, and whether all that were are numbers, in BF16 finite ones, for which `seen` is 0 before.
 template <class P, class D> struct Parameters;
 template <class D> struct Parameters<F32, D> {
     static const bool draws = false;
@@ -154,7 +154,7 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
         float most_m;
         u32 least_v, most_v;
         u32 unit_m, unit_v; // of moments
-        bool numbers; // whether all of it is: where a moment is NaN, so is the parameter
+        bool numbers; // whether parameters are, where bounds do not tell: where a moment is NaN, so is the parameter
 
         FN_METHOD void begin(u32 of_m, u32 of_v) { most_m = 0, least_v = 0xFFFFFFFF, most_v = 0, unit_m = of_m, unit_v = of_v; }
         // A quad's second moments, two at a time: an H200 compares three numbers at once.
@@ -230,11 +230,11 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
     FN_METHOD void load_only(const Item &it, u32 place) {
         const u64 at = place;
         const u32 b = place >> (a.log_run - LOG_EACH);
-        load<EACH * P::bytes / 4>(p, (const char *)it.p + at * (EACH * P::bytes));
-        load<EACH * G::bytes / 4>(g, (const char *)it.g + at * (EACH * G::bytes));
+        scale_m = load_byte((const u8 *)it.scales[0] + b), scale_v = load_byte((const u8 *)it.scales[1] + b);
         load<WORDS>(m, (const char *)it.states[0] + at * (4 * WORDS));
         load<WORDS>(v, (const char *)it.states[1] + at * (4 * WORDS));
-        scale_m = load_byte((const u8 *)it.scales[0] + b), scale_v = load_byte((const u8 *)it.scales[1] + b);
+        load<EACH * P::bytes / 4>(p, (const char *)it.p + at * (EACH * P::bytes));
+        load<EACH * G::bytes / 4>(g, (const char *)it.g + at * (EACH * G::bytes));
     }
 
     // What the thread has of the tile: eight parameters and gradients at a time, and codes of moments.
@@ -376,7 +376,7 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
         return scales;
     }
 
-    // What a thread makes, first the short way, where all of a warp is what is common, and whether what IEEE 754 has was made.
+    // Whether all of a warp is what is common, so that the short way is tried first.
     FN_METHOD bool takes_short_way() const {
         if constexpr (MANY) {
             return __all_sync(0xFFFFFFFF, bounded && Bounds::covers(scale_m, scale_v) && !(V::ZERO && first_codes() == 0));
@@ -385,6 +385,7 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
             return a.launch.seeded && AdamW::seeded(s) && AdamW::one_factor(s) && __all_sync(0xFFFFFFFF, !small(s.beta2));
         }
     }
+    // What a thread makes that way, and whether it is what IEEE 754 has.
     FN_METHOD bool make_short_way(Made &made) {
         if constexpr (MANY) {
             return bounded == 2 ? make_between<true>(made) : make_between<false>(made);
@@ -398,13 +399,17 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
             return sure(made, arithmetic) && is_near();
         }
     }
-    // Then the long way, and whether that can be stored as it is. What was loaded was not kept for what is rare.
-    FN_METHOD bool make_long_way(Made &made) {
-        if (!is_near()) return false;
+    // The long way, and whether that can be stored as it is. What was loaded is not kept for what is rare: where a way was taken before, it is
+    // loaded again.
+    FN_METHOD bool make_long_way(Made &made, bool again) {
+        if (!is_near()) {
+            made.begin(UNIT, UNIT);
+            return false;
+        }
         const AdamW::Scalars s = scalars_of<AdamW>(here);
         bool sure = false;
         if (a.launch.seeded && AdamW::seeded(s)) {
-            if (!MANY) load_only(taken->item, place());
+            if (!MANY && again) load_only(taken->item, place());
             Seeded arithmetic;
             make<2>(made, arithmetic);
             sure = this->sure(made, arithmetic);
@@ -421,7 +426,8 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
     // A step of a tile. False, and nothing new, where this is not how it is done.
     FN_METHOD bool step() {
         Made made;
-        bool near = (takes_short_way() && make_short_way(made)) || make_long_way(made);
+        const bool short_way = takes_short_way(), sure = short_way && make_short_way(made);
+        bool near = sure || make_long_way(made, short_way);
         // Of scale codes, as of magnitudes, the largest is that of the block.
         const u32 scales = of_block(scale_code<M, true>(bits_of(made.most_m), made.unit_m) | scale_code<V, true>(made.most_v, made.unit_v) << 16);
         const u32 to_scale_m = scales & 0xFFFF, to_scale_v = scales >> 16;
@@ -463,10 +469,10 @@ template <class P, class DP, class G, class M, class V, class D, int EACH, bool 
         const Item &there = there_is.item;
         const u32 tile = (blockIdx.x - there.tile) * (THREADS / WARP) + threadIdx.x / WARP, whole_tiles = whole_tiles_of(there);
         const bool whole = tile < whole_tiles;
+        begin_copying(taken[0], a.launch, there_is.number);
         if (whole) load_only(there, place(tile));
-        begin_copying(taken[0], a.launch, there_is.number, there.hyper);
         prefetch_next(a.launch, there_is.number, blockIdx.x);
-        end_copying(a.launch);
+        end_copying(taken[0], a.launch, there_is.number, there.hyper);
         if (taken[0].record.stands) return;
         if (!whole || !step()) one_by_one(taken[0], only_tile());
         make_ahead(a.launch);

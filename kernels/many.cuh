@@ -296,22 +296,26 @@ FN void end_taking(Taken &to, const Launch &a, u32 item, u32 hyper, const Taking
 }
 FN void take(Taken &to, const Launch &a, u32 item) { end_taking(to, a, item, a.items[item].hyper, begin_taking(a, item)); }
 
-// The same by copies, which take no registers and none of the six counters by which loads are waited for: where threads load much in the
-// meantime, a kernel waits for all of it where it waits for a word. For blocks of 64 threads or more.
-FN void begin_copying(Taken &to, const Launch &a, u32 item, u32 hyper) {
+// The same by copies, begun before what is large is loaded, which take no registers and none of the six counters by which loads are waited
+// for: where threads load much in the meantime, a kernel would wait for all of it where it waits for a word. Half of the threads copy, the
+// others put what a launch is told.
+FN void begin_copying(Taken &to, const Launch &a, u32 item) {
     const u32 i = threadIdx.x;
     if (i < 32) {
         if (is_stored(a, 2 * i)) begin_copy<8>(address_of((u32 *)&to.record + 2 * i), (const u32 *)&a.records[item] + 2 * i);
     } else if (i < 32 + 16) {
         begin_copy<8>(address_of((u32 *)&to.item + 2 * (i - 32)), (const u32 *)&a.items[item] + 2 * (i - 32));
-    } else if (i == 32 + 16) {
-        to.middle = MIDDLE;
     }
-    if (a.direct && i < 64) put_word(to.record, a, hyper, i, false, 0);
-    if (a.direct == 2 && i < 8) make_keys(to.record, a, a.items[item], a.step, i);
     end_group();
 }
-FN void end_copying(const Launch &a) {
+FN void end_copying(Taken &to, const Launch &a, u32 item, u32 hyper) {
+    const u32 i = threadIdx.x;
+    if (i >= 64) {
+        if (a.direct) put_word(to.record, a, hyper, i - 64, false, 0);
+    } else if (i >= 32) {
+        if (a.direct == 2 && i < 32 + 8) make_keys(to.record, a, a.items[item], a.step, i - 32);
+        if (i == 32) to.middle = MIDDLE;
+    }
     if (a.direct && blockIdx.x == 0) advance(a);
     wait_for_groups<0>();
     __syncthreads();

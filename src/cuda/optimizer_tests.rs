@@ -779,6 +779,37 @@ fn bounds_at_their_ends() {
     }
 }
 
+/// First moments that lose bits in the units of a block whose others are large, of parameters so small that they feel them: second moments
+/// have fallen until a step is 2^40 times what it is made of.
+#[test]
+fn small_parameters_feel_what_units_lose() {
+    let Some(gpu) = gpu(6) else { return };
+    let config =
+        AdamWConfig { lr: 900.0, beta2: 0.25, eps: 2f64.powi(-30), weight_decay: 0.0, ..AdamWConfig::default() };
+    for rounding in [Rounding::Nearest, stochastic(3)] {
+        for parameters in [Rounding::Nearest, stochastic(4)] {
+            let mut host = optim::AdamW::new(config, States::FP4, rounding).unwrap();
+            host = host.parameter_rounding(parameters).unwrap();
+            let mut device = cuda::AdamW::new(&gpu, config, States::FP4, rounding).unwrap();
+            device = device.parameter_rounding(parameters).unwrap();
+            let mut both = Both::<bf16, bf16>::new(&gpu, 10, &[4 * 512], 1);
+            both.change_parameters(&gpu, |_, i, p| if i.is_multiple_of(2) { p } else { p * 2f32.powi(-92) });
+            for step in 0..34 {
+                both.changed_gradients(&gpu, step, |i, g| match (i % 2, step) {
+                    (0, 0) => g,
+                    (1, 30..) => g * 2f32.powi(-130),
+                    _ => 0.0,
+                });
+                host.step_tensors(&mut both.host(step)).unwrap();
+                device.step_tensors(&mut both.device(step)).unwrap();
+                let name = format!("{rounding:?}, {parameters:?}, step {step}");
+                both.same(&gpu, &name);
+                assert!(same_states(&device.to_host().unwrap(), &host, both.ids[0]), "{name}");
+            }
+        }
+    }
+}
+
 /// Second moments whose format has no zero, but which all but vanish under a small beta2: too small for roots of what is not placed.
 #[test]
 fn second_moments_that_fall_fast() {
