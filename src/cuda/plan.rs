@@ -369,10 +369,10 @@ fn rounded(name: &str, rounding: Rounding) -> String {
 const AHEAD: u32 = 4;
 const AHEAD_OF_16_BITS: u32 = 9;
 
-/// Blocks to a multiprocessor whose warps take tiles one after another; with codes of 4 bits a third of them. On an H200 four are at
+/// Blocks to a multiprocessor whose warps take tiles one after another, with codes of 4 bits and of 8. On an H200 four are at
 /// work at once; what a warp does once is then little, and warps do not fall far behind each other. Tests have few, so that a warp takes
 /// several of their tiles.
-const BLOCKS: u32 = if cfg!(test) { 3 } else { 120 };
+const BLOCKS: [u32; 2] = if cfg!(test) { [1, 3] } else { [40, 160] };
 
 impl PlannedLaunch {
     /// Blocks of threads of a step.
@@ -471,7 +471,7 @@ impl Options {
         let (module, types, tile, blocks) = match (tensor.p_type, tensor.g_type) {
             (ElementType::F32, ElementType::F32) => ("blocks_f32", "f32_f32".to_string(), 8 * THREADS, None),
             (ElementType::Bf16, ElementType::Bf16) => {
-                let blocks = if m.element().bits() == 4 { BLOCKS / 3 } else { BLOCKS };
+                let blocks = BLOCKS[usize::from(m.element().bits() == 8)];
                 ("blocks_bf16", format!("{}_bf16", rounded("bf16", self.parameters)), 16 * WARP, Some(blocks))
             }
             _ => return None,
