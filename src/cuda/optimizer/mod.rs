@@ -1,7 +1,9 @@
 //! Optimizers on device memory.
 
 mod ages;
+mod execute;
 mod list;
+mod plan;
 #[cfg(feature = "stall")]
 mod stalls;
 
@@ -20,17 +22,16 @@ pub use list::{DeviceParameter, DeviceParameters, StepMemory};
 use list::{Listed, raw};
 
 use super::cast::Source;
-use super::launch::{Shape, aligned, disjoint, launch};
+use super::launch::{Shape, launch};
 use super::plan::{
-    AnyArguments, AnyNormsArguments, AskSeedsArguments, COPIES, Clock, ControlArguments, DeviceCounts, Direct, HYPER,
-    HyperArguments, Item, MOST_GROUPS, ManyArguments, NormsArguments, Options, Places, PlannedLaunch, PrepareArguments,
-    Record, Resident, Tables, Takes, TrustArguments, scalars, scales_at,
+    AskSeedsArguments, COPIES, Clock, ControlArguments, DeviceCounts, HYPER, HyperArguments, Item, PlannedLaunch,
+    Record, scales_at,
 };
-use super::{CudaError, DeviceNorm, DeviceVec, ElementType, Gpu};
+use super::{CudaError, DeviceNorm, DeviceVec, Gpu};
 use crate::format::BlockScale;
-use crate::optim::{self, Entry, MOST, Moment, NonFinite, NormError, OptimError, ParameterGroup, Real, ResetMoments};
-use crate::optim::{Formats, Rounding, Rule, StateFormat, States, StepControl, TensorState, Visit, check};
-use crate::random::{Keys, Role};
+use crate::optim::{self, MOST, Moment, NonFinite, ParameterGroup, Real, ResetMoments};
+use crate::optim::{Rounding, Rule, StateFormat, States, StepControl, TensorState, Visit};
+use crate::random::Role;
 
 /// States of one tensor.
 #[derive(Debug)]
@@ -172,15 +173,6 @@ pub struct Optimizer<R: Rule> {
     captured: bool,
     retired: Retired,
 }
-
-/// Blocks of threads that prepare a step.
-const MOST_PREPARING: u64 = 128;
-
-/// Elements up to which steps of a list are not prepared. On an H200 to prepare one takes 4.4 us; that each block makes its own keys
-/// takes some hundredths of the step.
-const SMALL: u64 = 1 << 23;
-/// And items, whose ages one block sees to.
-const FEW: usize = 2048;
 
 /// Slots of the first table of ages.
 const FIRST_SLOTS: usize = 256;
@@ -754,340 +746,6 @@ impl<R: Rule> Optimizer<R> {
         self.left_out += 1;
         if let Some(known) = &mut self.known {
             known.skipped += 1;
-        }
-    }
-
-    /// Checks a list, makes the states that are missing, and its tables.
-    #[cfg_attr(test, expect(clippy::arc_with_non_send_sync, reason = "the emulation of tests is of one thread"))]
-    fn plan(&mut self, list: &[Listed<'_>]) -> Result<Arc<Planned>, CudaError> {
-        self.check(list)?;
-        if self.gpu.is_capturing()? {
-            let reason = "a list is stepped once, or planned, before its step is captured";
-            return Err(CudaError::Unsupported { argument: "tensors", reason });
-        }
-        self.make_states(list)?;
-        Ok(Arc::new(self.made(list)?))
-    }
-
-    /// Checks every tensor of a list. Nothing is changed.
-    fn check(&self, list: &[Listed<'_>]) -> Result<(), CudaError> {
-        let length = |n: u64| usize::try_from(n).map_err(|_| CudaError::OutOfMemory { bytes: usize::MAX });
-        let mut entries = Vec::with_capacity(list.len());
-        for Listed { tensor, memory, grads } in list {
-            let state = self.tensors.get(&tensor.id).map(|state| (state.first, state.n as usize));
-            entries.push(Entry { tensor: *tensor, params: length(memory.n)?, grads: *grads, state });
-        }
-        // Lengths first: memory overlaps or not over the length that it has.
-        check(entries.into_iter())?;
-        for Listed { tensor, memory: StepMemory { params, params_type, grads, grads_type, n, group, .. }, .. } in list {
-            let state = self.tensors.get(&tensor.id);
-            let stored = state.map(|state| (R::States::of_formats(state.formats), state.rest.is_some()));
-            let of_bf16 = *params_type == ElementType::Bf16;
-            optim::check_group(&self.groups, *group, tensor, of_bf16, stored)?;
-            // Twice the bytes of the widest states and their scales are counted in 64 bits.
-            if *n > u64::MAX / 64 {
-                return Err(CudaError::OutOfMemory { bytes: usize::MAX });
-            }
-            if R::NORMS && *n > 1 << 34 {
-                let reason = "norms of a tensor of more than 2^34 elements";
-                return Err(CudaError::Unsupported { argument: "params", reason });
-            }
-            if R::NORMS && (tensor.first(), tensor.whole(*n)) != (0, *n) {
-                let expected = tensor.whole(*n);
-                return Err(OptimError::Norm(NormError::Cover { tensor: tensor.id, expected, got: *n }).into());
-            }
-            aligned("params", *params, params_type.bytes())?;
-            aligned("grads", *grads, grads_type.bytes())?;
-            disjoint(&[
-                ("params", *params, n.saturating_mul(params_type.bytes())),
-                ("grads", *grads, n.saturating_mul(grads_type.bytes())),
-            ])?;
-        }
-        Ok(())
-    }
-
-    /// Makes the states that a checked list is missing.
-    fn make_states(&mut self, list: &[Listed<'_>]) -> Result<(), CudaError> {
-        let mut made = Vec::new();
-        for Listed { tensor, memory, .. } in list.iter().filter(|listed| !self.tensors.contains_key(&listed.tensor.id))
-        {
-            let n = memory.n as usize;
-            let settings = &self.groups[memory.group];
-            let formats = settings.states.formats();
-            let states = formats[..R::STATES.len()].iter().map(|&format| {
-                let mut memory = self.gpu.zeroed(bytes_on_device(format, n))?;
-                empty(&self.gpu, format, n, &mut memory)?;
-                Ok(memory)
-            });
-            let states = states.collect::<Result<Vec<_>, CudaError>>()?;
-            let rest = if settings.remainder { Some(self.gpu.zeroed(n)?) } else { None };
-            let (name, first, slot) = (tensor.name(), tensor.first(), 0);
-            made.push((memory.group, tensor.id, State { name, states, formats, rest, n: memory.n, first, slot }));
-        }
-        self.room(made.len())?;
-        for (group, id, state) in made {
-            self.tensors.insert(id, State { slot: self.host_ages.slots(), ..state });
-            self.host_ages.push([0; MOST], group);
-        }
-        Ok(())
-    }
-
-    /// Makes room for the ages and counts of so many tensors more.
-    fn room(&mut self, more: usize) -> Result<(), CudaError> {
-        let needed = self.host_ages.slots() as usize + more;
-        if needed * MOST <= self.ages.len() {
-            return Ok(());
-        }
-        let slots = needed.next_power_of_two();
-        let (mut ages, mut counts) = (self.gpu.zeroed(slots * MOST)?, self.gpu.zeroed(slots * COPIES)?);
-        self.gpu.copy(&self.ages, &mut ages)?;
-        self.gpu.copy(&self.counts, &mut counts)?;
-        let old = (core::mem::replace(&mut self.ages, ages), core::mem::replace(&mut self.counts, counts));
-        if self.captured {
-            self.retired.by_slot.push(old);
-        }
-        self.generation = new_generation();
-        Ok(())
-    }
-
-    /// The tables of a list that was checked and has states.
-    fn made(&self, list: &[Listed<'_>]) -> Result<Planned, CudaError> {
-        let mut residents = Vec::with_capacity(list.len());
-        for Listed { tensor, memory, .. } in list {
-            let Some(state) = self.tensors.get(&tensor.id) else { continue };
-            residents.push(Resident {
-                id: tensor.id,
-                first: state.first,
-                n: memory.n,
-                p: memory.params,
-                p_type: memory.params_type,
-                g: memory.grads,
-                g_type: memory.grads_type,
-                rest: state.rest.as_ref().map_or(0, DeviceVec::address),
-                states: from_fn(|s| state.states.get(s).map_or(0, DeviceVec::address)),
-                formats: state.formats,
-                slot: state.slot,
-                hyper: memory.group as u32,
-                skip_zeros: self.groups[memory.group].config.skips_zeros(),
-            });
-        }
-        let options = Options {
-            rule: R::NAME,
-            kinds: R::STATES,
-            parameters: self.parameters,
-            states: self.rounding,
-            meter: self.meter,
-            norms: R::NORMS,
-        };
-        let tables = Tables::new(&options, &residents)?;
-        let slots = residents.iter().map(|resident| resident.slot).collect();
-        let list: Vec<_> = list.iter().map(|listed| listed.memory).collect();
-        let elements = list.iter().fold(0u64, |all, memory| all.saturating_add(memory.n));
-        Ok(Planned {
-            small: elements <= SMALL,
-            tensors: Arc::new(Tensors { list, slots }),
-            generation: self.generation,
-            records: self.gpu.zeroed(2 * tables.items.len())?,
-            ahead: Mutex::default(),
-            items: self.gpu.upload(&tables.items)?,
-            places: self.gpu.upload(&tables.places)?,
-            sums: self.gpu.zeroed(2 * tables.chunks as usize)?,
-            launches: tables.launches,
-            chunks: tables.chunks,
-            prepare: alloc::format!("prepare_{}", R::NAME),
-        })
-    }
-
-    /// # Safety
-    /// As [`step_plan`](Self::step_plan), and the plan was made for what there is now.
-    unsafe fn execute(&mut self, plan: &Arc<Planned>, norm: Option<(u64, bool)>) -> Result<(), CudaError> {
-        let skips = norm.is_some_and(|(_, skips)| skips);
-        if self.gpu.is_capturing()? {
-            self.known = None;
-            self.captured = true;
-            if !self.retired.plans.iter().any(|kept| Arc::ptr_eq(kept, plan)) {
-                self.retired.plans.push(plan.clone());
-            }
-        }
-        if skips {
-            self.known = None;
-        }
-        // Nothing is there if a launch fails on the way.
-        let ahead = core::mem::take(&mut *plan.ahead());
-        let records = plan.records(ahead.half);
-        let (direct, ahead) = self.direct(plan, norm.is_some(), ahead);
-        // Until all is enqueued, the device alone knows how far it is.
-        let known = self.known.take();
-        let counts = if self.meter { self.counts.address() } else { 0 };
-        if direct.on == 0 {
-            let prepare = PrepareArguments {
-                items: plan.items.address(),
-                records,
-                ages: self.ages.address(),
-                hyper: self.hyper.address(),
-                clock: self.clock.address(),
-                norm: norm.map_or(0, |(address, _)| address),
-                counts,
-                count: plan.items.len() as u32,
-                skips: skips.into(),
-            };
-            // A job for scalars and for each role's keys of an item, and others for its counts.
-            let jobs = plan.items.len() as u64 * (2 + R::STATES.len()).max(COPIES * usize::from(self.meter)) as u64;
-            let blocks = jobs.div_ceil(128).clamp(1, MOST_PREPARING) as u32;
-            // SAFETY: tables of this plan, and memory of this optimizer.
-            unsafe { enqueue(&self.gpu, "prepare", &plan.prepare, blocks, 128, &prepare) }?;
-        }
-        if R::NORMS {
-            // SAFETY: promised by the caller.
-            unsafe { self.norms(plan, records) }?;
-        }
-        let stands = self.control.found_inf;
-        for launch in &plan.launches {
-            let tiles_ahead = launch.ahead(self.multiprocessors)[0];
-            let mut arguments = self.arguments(plan, launch, launch.places[0], records, tiles_ahead);
-            arguments.launch.counts = counts;
-            arguments.launch.direct = direct;
-            if direct.next_records != 0 {
-                arguments.launch.direct.next_records += launch.records_at();
-            }
-            let blocks = launch.blocks(self.multiprocessors);
-            let (module, name) = (launch.kernel.module, &launch.kernel.name);
-            // SAFETY: the kernel of this name takes memory of these types; memory is promised by the caller, and the tables are of
-            // this plan.
-            unsafe {
-                match launch.kernel.takes {
-                    Takes::Many => enqueue(&self.gpu, module, name, blocks, 128, &arguments.launch),
-                    Takes::Any => enqueue(&self.gpu, module, name, blocks, 128, &arguments),
-                }
-            }?;
-        }
-        let stands = u64::from(stands);
-        self.known =
-            known.map(|known| StepProgress { executed: known.executed + 1 - stands, skipped: known.skipped + stands });
-        self.host_ages.steps_of(&plan.tensors).steps += 1 - stands;
-        self.last = plan.tensors.clone();
-        *plan.ahead() = ahead;
-        Ok(())
-    }
-
-    /// What the launches of a step are told, where the host knows all that it goes by, and what is made ahead then.
-    fn direct(&mut self, plan: &Planned, clipped: bool, ahead: Ahead) -> (Direct, Ahead) {
-        let mut direct = Direct { seeded: self.seeded.into(), ..Direct::OFF };
-        let mut after = Ahead { half: ahead.half, ..Ahead::default() };
-        let told = !clipped && !R::NORMS && !self.meter && !self.control.found_inf;
-        let Some(known) = self.known.filter(|_| told && plan.launches.iter().all(|launch| launch.tiles > 0)) else {
-            return (direct, after);
-        };
-        let step = known.executed + 1;
-        let seed = |rounding| if let Rounding::Stochastic { seed } = rounding { seed } else { 0 };
-        let seeds = [self.parameters, self.rounding].map(seed);
-        [direct.seed_parameters, direct.seed_states] = seeds;
-        // One tensor of one item, and the high half of its groups.
-        let alone = match (&plan.launches[..], &plan.tensors.list[..]) {
-            ([launch], [memory]) if launch.items.len() == 1 => {
-                self.tensors.get(&memory.id).map(|state| (memory, (state.first >> 34) as u32))
-            }
-            _ => None,
-        };
-        let few = self.groups.len() <= MOST_GROUPS && plan.launches.iter().all(|launch| launch.items.len() <= FEW);
-        let ready = !self.captured && ahead.step == step && ahead.seeds == seeds;
-        let mode = match (alone.is_some(), few) {
-            (true, _) => 1,
-            (_, true) if ready => 3,
-            (_, true) if plan.small => 2,
-            _ => 0,
-        };
-        if let Some(ages) = self.host_ages.next_of(&plan.tensors).filter(|_| mode > 0) {
-            // Scalars of states that there are not are those of an age of 1, as the device makes them.
-            let (ages, control) = (ages.map(|age| age.max(1)), self.control);
-            let of =
-                |group: &ParameterGroup<R>| scalars(&group.config.scalars(ages, &control), group.config.skips_zeros());
-            direct.on = mode;
-            direct.states = R::STATES.len() as u32;
-            (direct.clock, direct.ages, direct.step) = (self.clock.address(), self.ages.address(), step);
-            if let Some((memory, high)) = alone {
-                let key = |role: usize| {
-                    Keys::new(seeds[usize::from(role > 0)], step, memory.id, role as u32 + 1, high).words()
-                };
-                direct.record = Record::new(from_fn(key), &of(&self.groups[memory.group]));
-            } else {
-                direct.scalars.iter_mut().zip(&self.groups).for_each(|(to, group)| *to = of(group));
-            }
-        }
-        if few && alone.is_none() && !self.captured {
-            // As long after this step as this one comes after the last.
-            let since = if ahead.last == 0 { 1 } else { step.saturating_sub(ahead.last).max(1) };
-            let next = step.saturating_add(since);
-            after = Ahead { half: !ahead.half, step: next, seeds, last: step };
-            (direct.next_records, direct.next_step) = (plan.records(after.half), next);
-        }
-        (direct, after)
-    }
-
-    /// The norms of whole tensors, and what follows from them.
-    ///
-    /// # Safety
-    /// As [`execute`](Self::execute).
-    unsafe fn norms(&self, plan: &Planned, records: u64) -> Result<(), CudaError> {
-        let chunks = u64::from(plan.chunks);
-        for launch in &plan.launches {
-            let Some((module, kernel)) = &launch.kernel.norms else { continue };
-            let ahead = launch.ahead(self.multiprocessors)[1];
-            let arguments = self.arguments(plan, launch, launch.places[1], records, ahead);
-            let sums = plan.sums.address() + 8 * u64::from(launch.chunk);
-            // SAFETY: promised by the caller; there is room for two sums of each chunk.
-            unsafe {
-                match launch.kernel.takes {
-                    Takes::Many => {
-                        let arguments = NormsArguments { launch: arguments.launch, sums, chunks };
-                        enqueue(&self.gpu, module, kernel, launch.chunks, 128, &arguments)
-                    }
-                    Takes::Any => {
-                        let arguments = AnyNormsArguments { launch: arguments, sums, chunks };
-                        enqueue(&self.gpu, module, kernel, launch.chunks, 128, &arguments)
-                    }
-                }
-            }?;
-        }
-        let trust = TrustArguments {
-            items: plan.items.address(),
-            records,
-            hyper: self.hyper.address(),
-            sums: plan.sums.address(),
-            chunks,
-        };
-        // SAFETY: tables of this plan; a block for each item.
-        unsafe { enqueue(&self.gpu, "prepare", "trust_lamb", plan.items.len() as u32, 1024, &trust) }
-    }
-
-    fn arguments(
-        &self,
-        plan: &Planned,
-        launch: &PlannedLaunch,
-        places: Places,
-        records: u64,
-        ahead: u32,
-    ) -> AnyArguments {
-        let PlannedLaunch { items, p_type, g_type, states, kernel, .. } = launch;
-        let stochastic = |rounding| matches!(rounding, Rounding::Stochastic { .. }).into();
-        AnyArguments {
-            launch: ManyArguments {
-                places: plan.places.address() + 4 * places.at as u64,
-                items: plan.items.address() + (size_of::<Item>() * items.start) as u64,
-                records: records + launch.records_at(),
-                counts: 0,
-                count: items.len() as u32,
-                place_shift: places.shift,
-                p_draws: stochastic(self.parameters),
-                s_draws: stochastic(self.rounding),
-                ahead,
-                direct: Direct { seeded: self.seeded.into(), ..Direct::OFF },
-            },
-            p_type: p_type.number(),
-            g_type: g_type.number(),
-            log_run: kernel.log_run(),
-            tiles: launch.tiles,
-            states: *states,
         }
     }
 
