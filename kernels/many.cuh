@@ -321,7 +321,7 @@ FN void end_copying(Taken &to, const Launch &a, u32 item, u32 hyper) {
     __syncthreads();
 }
 
-// The same for one warp. What it loads is used where it is loaded: a processor has six counters to wait for loads by, and where one may be
+// And for one warp. What it loads is used where it is loaded: a processor has six counters to wait for loads by, and where one may be
 // under way behind a branch, a loop waits for its next use of that counter, too, for whatever else is counted there.
 FN void take_by_warp(Taken &to, const Launch &a, u32 item) {
     const u32 lane = threadIdx.x % WARP;
@@ -331,9 +331,8 @@ FN void take_by_warp(Taken &to, const Launch &a, u32 item) {
     if (lane == 0) to.middle = MIDDLE;
     __syncwarp();
     UNROLL for (u32 i = lane; i < 64; i += WARP) {
-        if (is_stored(a, i)) {
-            u32 word;
-            load<1>(&word, (const u32 *)&a.records[item] + i);
+        u32 word;
+        if (stored_word(a, item, i, word)) {
             ((u32 *)&to.record)[i] = word;
         } else {
             put_word(to.record, a, word_in(to.item.hyper), i, false, 0);
